@@ -1,0 +1,25 @@
+"""Phone packaging with images on simulated robots: the default run.
+
+    python -m launch.fleet --config=phone_packaging
+
+Hardware: two CPU cores, 6 GB of memory (a GPU is used where jax finds one). The start policy is shipped with the
+repository; the run collects with four robots, trains, publishes, and ends with the evaluation table.
+"""
+
+from cel_jax.config import FertConfig, FleetConfig, PolicyConfig, ReplayConfig, RunConfig, TaskConfig, TrainConfig
+
+
+def get_config() -> RunConfig:
+    return RunConfig(
+        name="phone_packaging",
+        task=TaskConfig(mode="images"),
+        fleet=FleetConfig(robots=4, minutes=12.0),
+        policy=PolicyConfig(preset="nano", actions_per_token=3, flow_steps=5),
+        replay=ReplayConfig(min_frames=1_500),
+        # L is a tenth of an episode, h = L / 3; an episode has about 750 steps.
+        fert=FertConfig(query_frames=75, h_pre_frames=25, h_post_frames=25),
+        train=TrainConfig(
+            batch_size=64, peak_lr=1e-4, sync_interval_steps=40, ema_decay=0.99, compute_dtype="float32",
+            decay_steps=4000, max_steps=100_000, checkpoint_interval_steps=120,
+        ),
+    )

@@ -1,0 +1,23 @@
+"""Phone packaging with object poses in place of images: the algorithm on a laptop, no rendering.
+
+    python -m launch.fleet --config=phone_packaging_state
+
+Hardware: two CPU cores, 4 GB of memory. The run makes its own start policy from scripted demonstrations.
+"""
+
+from cel_jax.config import FertConfig, FleetConfig, PolicyConfig, ReplayConfig, RunConfig, TaskConfig, TrainConfig
+
+
+def get_config() -> RunConfig:
+    return RunConfig(
+        name="phone_packaging_state",
+        task=TaskConfig(mode="state", image_stride_frames=1),
+        fleet=FleetConfig(robots=8, minutes=20.0),
+        policy=PolicyConfig(preset="nano", actions_per_token=3, flow_steps=5),
+        replay=ReplayConfig(min_frames=5_000),
+        fert=FertConfig(query_frames=75, h_pre_frames=25, h_post_frames=25),
+        train=TrainConfig(
+            batch_size=256, peak_lr=2e-4, sync_interval_steps=100, ema_decay=0.99, compute_dtype="float32",
+            decay_steps=4000, max_steps=100_000, checkpoint_interval_steps=200,
+        ),
+    )
