@@ -15,9 +15,9 @@ ARM_NAMES = ("left", "right")
 
 # Half sizes (x, y, z) of the parts that are single boxes.
 CASE_HALF = (0.063, 0.033, 0.004)
-MANUAL_HALF = (0.055, 0.028, 0.003)
+MANUAL_HALF = (0.055, 0.028, 0.005)
 CABLE_HALF = (0.026, 0.022, 0.012)
-ADAPTER_HALF = (0.013, 0.013, 0.030)
+ADAPTER_HALF = (0.013, 0.013, 0.032)
 PHONE_HALF = (0.063, 0.033, 0.005)
 
 # The box: its frame lies on the table at the centre of its floor's lower side.

@@ -147,7 +147,7 @@ class PackagingWorld:
         return held
 
     def _tips_of(self, action: np.ndarray) -> np.ndarray:
-        return self.kinematics.forward(action[JOINT_INDEX] - self.physics.encoder_offset_rad)[0]
+        return self.kinematics.forward(action[JOINT_INDEX])[0]
 
 
 def action_limits() -> SafetyLimits:
