@@ -71,16 +71,21 @@ def crop(image: np.ndarray, box: Box | None) -> np.ndarray:
 
 
 def preprocess(image: np.ndarray, box: Box | None, image_px: int) -> np.ndarray:
-    """Crop, squeeze to a square of the crop's shorter side, resize to `image_px`, no padding (paper, Table 4)."""
+    """Crop, squeeze to a square of the crop's shorter side, resize to `image_px`, no padding (paper, Table 4).
+
+    The two resizings are linear, so that their weights are multiplied first and the pixels are touched once.
+    """
     part = crop(image, box)
-    side = min(part.shape[-3:-1])
-    return resize(resize(part, side, side), image_px, image_px)
+    height, width = part.shape[-3:-1]
+    side = min(height, width)
+    part = _apply(part, _weights(side, image_px) @ _weights(width, side), -2)
+    return _apply(part, _weights(side, image_px) @ _weights(height, side), -3)
 
 
 def resize(image: np.ndarray, height: int, width: int) -> np.ndarray:
     """[.., H, W, C] -> [.., height, width, C]: bilinear, averaging over the source area where it shrinks (as PIL does).
 
-    Width first, rounded to uint8 in between, so that results equal PIL's to one grey level.
+    Width first, rounded to uint8 in between, so that results equal PIL's to two grey levels.
     """
     if image.dtype != np.uint8 or image.ndim < 3:
         raise ValueError(f"resize expects uint8 [.., H, W, C], got {image.dtype} {image.shape}")

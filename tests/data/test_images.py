@@ -41,7 +41,16 @@ def test_resize_equals_pil(size: tuple[int, int]) -> None:
     pil = pytest.importorskip("PIL.Image", reason="Pillow is not installed")
     picture = np.random.default_rng(0).integers(0, 256, (480, 640, 3), np.uint8)
     want = np.asarray(pil.fromarray(picture).resize(size[::-1], pil.Resampling.BILINEAR))
-    assert np.abs(images.resize(picture, *size).astype(int) - want).max() <= 1
+    difference = np.abs(images.resize(picture, *size).astype(int) - want)
+    assert difference.max() <= 2  # PIL works in fixed point: ties round differently in either pass
+    assert (difference > 1).mean() < 1e-4
+
+
+def test_preprocess_equals_resizing_twice() -> None:
+    picture = _picture(400, 640)
+    box = images.crop_box("clothes_folding", "head")
+    twice = images.resize(images.resize(images.crop(picture, box), 280, 280), 224, 224)
+    assert np.abs(images.preprocess(picture, box, 224).astype(int) - twice).max() <= 2
 
 
 def test_shrinking_by_two_matches_the_triangle_by_hand() -> None:
