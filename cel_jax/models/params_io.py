@@ -1,0 +1,103 @@
+"""Parameters in and out: openpi's orbax checkpoints, and trees checked leaf by leaf."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+from collections.abc import Mapping
+from typing import Any
+
+import flax.traverse_util
+import jax
+import numpy as np
+
+from cel_jax.data.normalize import NormStats, load_openpi
+from cel_jax.models.pi0 import Params, param_shapes
+from cel_jax.models.presets import Pi0Config
+
+SEPARATOR = "/"
+
+
+def flatten(params: Mapping[str, Any]) -> dict[str, Any]:
+    """Nested dictionaries -> {'PaliGemma/llm/...': leaf}."""
+    return flax.traverse_util.flatten_dict(params, sep=SEPARATOR)
+
+
+def unflatten(flat: Mapping[str, Any]) -> Params:
+    """The inverse of `flatten`."""
+    return flax.traverse_util.unflatten_dict(dict(flat), sep=SEPARATOR)
+
+
+def check_tree(flat: Mapping[str, Any], config: Pi0Config, where: str) -> None:
+    """Raises ValueError naming every missing, surplus and misshapen leaf of {path: array}."""
+    expected = flatten(param_shapes(config))
+    faults = [f"missing {name} {expected[name].shape}" for name in sorted(set(expected) - set(flat))]
+    faults += [f"surplus {name} {tuple(flat[name].shape)}" for name in sorted(set(flat) - set(expected))]
+    for name in sorted(set(flat) & set(expected)):
+        if tuple(flat[name].shape) != expected[name].shape:
+            faults.append(f"misshapen {name}: expected {expected[name].shape}, got {tuple(flat[name].shape)}")
+    if faults:
+        raise ValueError(f"{where}: {len(faults)} leaves do not fit the configuration: " + "; ".join(faults[:20]))
+
+
+def cast(params: Params, dtype: Any) -> Params:
+    """Every leaf in `dtype`."""
+    return jax.tree.map(lambda leaf: leaf.astype(dtype), params)
+
+
+def restore_openpi(path: str | pathlib.Path, config: Pi0Config, dtype: str = "float32") -> Params:
+    """Numpy leaves of openpi's `params` item, with or without the trailing `value`, cast to `dtype`.
+
+    path: the folder `<checkpoint>/params`, or the checkpoint that holds it. Raises FileNotFoundError where there
+    is none, ValueError naming every leaf that does not fit.
+    """
+    import orbax.checkpoint as ocp
+
+    folder = _item_folder(pathlib.Path(path))
+    with ocp.PyTreeCheckpointer() as checkpointer:
+        tree = checkpointer.metadata(folder).item_metadata.tree
+        if "params" not in tree:
+            raise ValueError(f"{folder}: expected a tree under `params`, found {sorted(tree)}; is this openpi's?")
+        item = {"params": tree["params"]}
+        as_numpy = ocp.RestoreArgs(restore_type=np.ndarray, dtype=np.dtype(dtype))
+        restore_args = jax.tree.map(lambda _: as_numpy, item)
+        args = ocp.args.PyTreeRestore(item=item, restore_args=restore_args, partial_restore=True)
+        restored = checkpointer.restore(folder, args=args)
+    flat = _without_value(flatten(restored["params"]))
+    check_tree(flat, config, str(folder))
+    return unflatten({name: np.asarray(leaf, np.dtype(dtype)) for name, leaf in flat.items()})
+
+
+def _item_folder(path: pathlib.Path) -> pathlib.Path:
+    for folder in (path, path / "params"):
+        if (folder / "_METADATA").exists():
+            return folder.resolve()
+    raise FileNotFoundError(f"{path}: no orbax item (`_METADATA`) here or in its `params`; give openpi's checkpoint")
+
+
+def _without_value(flat: dict[str, Any]) -> dict[str, Any]:
+    """Drops nnx's last key `value`, only if every path has it."""
+    tail = f"{SEPARATOR}value"
+    if not all(name.endswith(tail) for name in flat):
+        return flat
+    return {name[: -len(tail)]: leaf for name, leaf in flat.items()}
+
+
+def load_openpi_stats(path: str | pathlib.Path, quantiles: bool = False) -> NormStats:
+    """openpi's norm_stats.json (file or folder). quantiles: pi0.5's scheme, as an equivalent mean and deviation.
+
+    (x - q01) / (q99 - q01) * 2 - 1 equals (x - m) / s with m the middle and s half of the distance.
+    """
+    if not quantiles:
+        return load_openpi(path)
+    path = pathlib.Path(path)
+    entries = json.loads((path / "norm_stats.json" if path.is_dir() else path).read_text())["norm_stats"]
+    state, action = (_from_quantiles(entries[key], f"{path}: {key}") for key in ("state", "actions"))
+    return NormStats(*state, *action)
+
+
+def _from_quantiles(entry: Mapping[str, Any], where: str) -> tuple[np.ndarray, np.ndarray]:
+    if entry.get("q01") is None or entry.get("q99") is None:
+        raise ValueError(f"{where}: q01 and q99 are missing; compute them, or use z-scores")
+    low, high = np.asarray(entry["q01"], np.float32), np.asarray(entry["q99"], np.float32)
+    return (low + high) / 2, (high - low) / 2
