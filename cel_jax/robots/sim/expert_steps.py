@@ -264,13 +264,14 @@ class Steps:
         yield from self._rise(L.LEFT, 0.13)
 
     def _press(self, thing: int) -> Motion:
-        """Presses the highest side of a thing in the box down."""
-        f = self._facts
-        x, y, z = f.in_box[thing]
-        high = f.rotation[L.BOX].T @ f.rotation[thing][:, 2]
-        spot = np.array([x, y]) - np.clip(high[:2] * 0.3, -0.025, 0.025)
-        yield from self._hands.move(L.LEFT, self._in_box(spot[0], spot[1], 0.14), self._push_rotation())
-        yield from self._hands.move(L.LEFT, self._in_box(spot[0], spot[1], z + 0.008))
+        """Presses on the side of the phone that points into the box and draws it to the middle: flat."""
+        x, y, z = self._facts.in_box[thing]
+        side = 0.018 if y > 0 else -0.018
+        spot, rotation = self._in_box(x, y - side, 0.0), turns.about_z(self._box_yaw()) @ turns.DOWN
+        low = L.BOX_RIM_Z - 0.015
+        yield from self._hands.move(L.LEFT, spot + [0.0, 0.0, 0.14], rotation)
+        yield from self._hands.move(L.LEFT, spot + [0.0, 0.0, low], speed=0.7)
+        yield from self._hands.move(L.LEFT, self._in_box(x, -side, low), speed=0.4)
         yield from self._rise(L.LEFT, 0.14)
 
     def _in_lid(self, x: float, y: float, z: float) -> np.ndarray:

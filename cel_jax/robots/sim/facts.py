@@ -16,13 +16,14 @@ from cel_jax.robots.sim import layout as L
 @dataclasses.dataclass(frozen=True)
 class Facts:
     """One moment. time_s; position [O, 3]; rotation [O, 3, 3]; speed [O] m/s; held bool [2, O]: both fingers of the
-    gripper touch the object; tip [2, 3] m; opening [2] m. World frame = robot base frame."""
+    gripper touch the object; touched bool [2, O]: at least one does; tip [2, 3] m; opening [2] m. World frame = robot base frame."""
 
     time_s: float
     position: np.ndarray
     rotation: np.ndarray
     speed: np.ndarray
     held: np.ndarray
+    touched: np.ndarray
     tip: np.ndarray
     opening: np.ndarray
 

@@ -14,14 +14,14 @@ LEFT, RIGHT = 0, 1
 ARM_NAMES = ("left", "right")
 
 # Half sizes (x, y, z) of the parts that are single boxes.
-CASE_HALF = (0.063, 0.033, 0.004)
-MANUAL_HALF = (0.055, 0.028, 0.005)
+CASE_HALF = (0.063, 0.038, 0.004)
+MANUAL_HALF = (0.055, 0.033, 0.005)
 CABLE_HALF = (0.026, 0.022, 0.012)
 ADAPTER_HALF = (0.013, 0.013, 0.032)
-PHONE_HALF = (0.063, 0.033, 0.005)
+PHONE_HALF = (0.066, 0.040, 0.005)
 
 # The box: its frame lies on the table at the centre of its floor's lower side.
-BOX_INNER_HALF = (0.085, 0.058)
+BOX_INNER_HALF = (0.085, 0.060)
 BOX_WALL = 0.008
 BOX_FLOOR = 0.004
 BOX_RIM_Z = 0.078
@@ -33,13 +33,13 @@ CABLE_BAY_X = (-BOX_INNER_HALF[0] + LEDGE_DEPTH, DIVIDER_X - DIVIDER_HALF)
 ADAPTER_BAY_X = (DIVIDER_X + DIVIDER_HALF, BOX_INNER_HALF[0] - LEDGE_DEPTH)
 
 # The lid: its frame lies at the centre of the flange's lower side (on the rim when closed).
-LID_FLANGE_HALF = (0.093, 0.066)
+LID_FLANGE_HALF = (0.093, 0.068)
 LID_FLANGE_Z = 0.004
-LID_BLOCK_HALF = (0.080, 0.052)
+LID_BLOCK_HALF = (0.080, 0.054)
 LID_BLOCK_Z = 0.012
 LID_TOP_Z = LID_FLANGE_Z + LID_BLOCK_Z
-LID_PLUG_TOP_HALF = (0.083, 0.056)
-LID_PLUG_BOTTOM_HALF = (0.071, 0.044)
+LID_PLUG_TOP_HALF = (0.083, 0.058)
+LID_PLUG_BOTTOM_HALF = (0.071, 0.046)
 LID_PLUG_DEPTH = 0.012
 LID_GAP_OVER_RIM = 0.003
 
@@ -71,7 +71,7 @@ class Spread:
 
 
 BOX_SPREAD = Spread(0.46, 0.0, 0.015, 0.012, 0.08)
-LID_SPREAD = Spread(0.0, 0.137, 0.012, 0.003, 0.05)  # relative to the box
+LID_SPREAD = Spread(0.0, 0.141, 0.012, 0.003, 0.05)  # relative to the box
 CASE_SPREAD = Spread(0.45, -0.315, 0.025, 0.020, 0.16)
 MANUAL_SPREAD = Spread(0.29, -0.20, 0.020, 0.020, 0.16)
 CABLE_SPREAD = Spread(0.32, -0.36, 0.020, 0.020, 0.16)

@@ -38,7 +38,7 @@ def small_parts(friction_scale: float) -> str:
     def part(name: str, half: tuple[float, ...], rgba: str, mass: float, friction: float, marks: str = "") -> str:
         return free_part(name, geom((0, 0, 0), half, rgba, PART_BITS, mass=mass, friction=f"{friction} .005 .0001") + marks)
 
-    screen = _mark((0, 0, L.PHONE_HALF[2]), (0.057, 0.028, 0.0006), "0.2 0.45 0.75 1")
+    screen = _mark((0, 0, L.PHONE_HALF[2]), (0.060, 0.035, 0.0006), "0.2 0.45 0.75 1")
     ring = _mark((0, 0, L.CABLE_HALF[2]), (0.012, 0.009, 0.0006), "0.2 0.2 0.2 1")
     prongs = _mark((0, 0, L.ADAPTER_HALF[2]), (0.004, 0.008, 0.001), "0.7 0.6 0.2 1")
     title = _mark((0.012, 0, L.MANUAL_HALF[2]), (0.02, 0.016, 0.0005), "0.75 0.2 0.2 1")
@@ -71,11 +71,11 @@ def packaging_box(friction_scale: float, slide_scale: float) -> str:
         geoms += g((s * (hx + w), 0, rim), (w, hy, rim), wall)
         geoms += g((s * (hx - L.LEDGE_DEPTH / 2), 0, L.LEDGE_Z / 2), (L.LEDGE_DEPTH / 2, hy, L.LEDGE_Z / 2), ledge)
     geoms += g((L.DIVIDER_X, 0, L.LEDGE_Z / 2), (L.DIVIDER_HALF, hy, L.LEDGE_Z / 2), ledge)
-    slide = f'frictionloss="{1.6 * slide_scale}" damping="1" solreffriction="0.01 1"'
+    slide = f'frictionloss="{2.5 * slide_scale}" damping="1" solreffriction="0.01 1"'
     return (
         f'<body name="box"><joint name="box_x" type="slide" axis="1 0 0" {slide}/>'
         f'<joint name="box_y" type="slide" axis="0 1 0" {slide}/>'
-        f'<joint name="box_yaw" type="hinge" axis="0 0 1" frictionloss="{0.08 * slide_scale}" damping="0.02" '
+        f'<joint name="box_yaw" type="hinge" axis="0 0 1" frictionloss="{0.12 * slide_scale}" damping="0.02" '
         f'solreffriction="0.01 1"/>{geoms}</body>'
     )
 

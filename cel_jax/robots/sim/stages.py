@@ -283,7 +283,7 @@ STAGES: tuple[Stage, ...] = (
     ),
     Stage(
         "step 8 phone into box", L.PHONE, _set(),
-        lambda f, m: phone_in_box(f) and braced(f),
+        lambda f, m: phone_in_box(f) and braced(f) and not f.touched[L.LEFT, L.PHONE],
         _phone_left, _nothing, _phone_safe, braced=True,
     ),
     Stage(
@@ -293,7 +293,7 @@ STAGES: tuple[Stage, ...] = (
     ),
     Stage(
         "step 10 closing", L.LID, _set(L.LID),
-        lambda f, m: lid_seated(f) and _free(f, L.LID) and braced(f),
+        lambda f, m: lid_seated(f) and braced(f) and not f.touched[:, L.LID].any(),
         _close_left, _nothing, _lid_safe, braced=True,
     ),
 )  # fmt: skip

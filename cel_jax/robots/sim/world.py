@@ -25,6 +25,7 @@ from cel_jax.robots.sim.placement import draw_placement
 from cel_jax.robots.sim.rules import Referee, RuleParams
 
 PERIOD_S = 1.0 / scene.CONTROL_HZ
+MIN_HELD_M = 0.012
 HOLD_MEMORY_STEPS = 2  # a contact that flickers for this many control steps still counts as held
 OBJECT_CENTRE_M, OBJECT_SCALE_M = np.array([0.42, 0.0, 0.05]), 0.2
 POSE_NUMBERS = 9
@@ -136,11 +137,13 @@ class PackagingWorld:
         position, rotation = p.object_poses()
         tip, _ = p.tips()
         opening = p.data.qpos[p.finger_qpos].sum(axis=1)
-        return Facts(self.time_s, position.copy(), rotation.copy(), p.speeds(), self._held(), tip.copy(), opening)
+        touch = p.touching().reshape(2, 2, len(L.OBJECTS))
+        held, touched = self._held(touch.all(axis=1), opening), touch.any(axis=1)
+        return Facts(self.time_s, position.copy(), rotation.copy(), p.speeds(), held, touched, tip.copy(), opening)
 
-    def _held(self) -> np.ndarray:
-        touch = self.physics.touching()
-        both = np.stack([touch[0] & touch[1], touch[2] & touch[3]])
+    def _held(self, both: np.ndarray, opening: np.ndarray) -> np.ndarray:
+        """bool [2, 7]: both fingers touch the object, from its two sides (a closed gripper only pushes)."""
+        both = both & (opening > MIN_HELD_M)[:, None]
         self._contact_age = np.where(both, 0, self._contact_age + 1)
         held = self._contact_age <= HOLD_MEMORY_STEPS
         held[:, L.BOX] = False
