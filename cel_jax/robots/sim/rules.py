@@ -21,7 +21,7 @@ class RuleParams:
     """Limits. The paper allows 8 s without progress; the sped-up simulated task scales it."""
 
     no_progress_s: float = 4.0
-    max_episode_s: float = 60.0
+    max_episode_s: float = 45.0
     settle_s: float = 0.10  # a step is done when its condition has held this long
     lost_s: float = 0.35  # an object let go and at rest in a hopeless place ends the trial after this
     wrong_hold_s: float = 0.20

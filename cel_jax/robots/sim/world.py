@@ -41,7 +41,7 @@ class TaskParams:
     image_px: int = 96
     pose_range: float = 1.0
     no_progress_s: float = 4.0
-    max_episode_s: float = 60.0
+    max_episode_s: float = 45.0
 
 
 class PackagingWorld:
@@ -103,6 +103,12 @@ class PackagingWorld:
             images = self.render()
         objects = self.objects() if self.mode == "state" else None
         return Observation(images, self.physics.state(), objects, self.time_s)
+
+    def open_cameras(self) -> None:
+        """Opens GL. Raises `render.GLMissing` naming the packages to install where there is none."""
+        from cel_jax.robots.sim.render import shared_renderer
+
+        shared_renderer(self.physics.model, self.params.image_px)
 
     def render(self) -> dict[str, np.ndarray]:
         """uint8 [px, px, 3] per camera."""
