@@ -1,0 +1,165 @@
+"""The training step: pure, sharded, with gradient accumulation. Shape letters: B samples of a batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import flax.struct
+import jax
+import jax.numpy as jnp
+import optax
+from jax.sharding import Mesh
+
+from cel_jax.config import TrainConfig
+from cel_jax.fert import sharding
+
+Batch = Any  # a pytree of arrays with leading axis B
+LossFn = Callable[[Any, Batch, jax.Array], tuple[jax.Array, jax.Array]]
+Frozen = Callable[[str], bool]
+TrainStep = Callable[["TrainState", Batch], tuple["TrainState", dict[str, jax.Array]]]
+
+
+@flax.struct.dataclass
+class TrainState:
+    """All that a resumed run needs. step: int32. rng: uint32 [2], constant; a step folds its number into it."""
+
+    step: jax.Array
+    params: Any
+    opt_state: Any
+    ema_params: Any | None
+    rng: jax.Array
+
+
+def make_schedule(config: TrainConfig) -> optax.Schedule:
+    """Linear warm-up from peak / (warmup + 1), cosine to `floor_lr_fraction` of it at `decay_steps`, then held."""
+    if config.decay_steps <= config.warmup_steps:
+        raise ValueError(f"decay_steps {config.decay_steps} must exceed warmup_steps {config.warmup_steps}")
+    return optax.warmup_cosine_decay_schedule(
+        init_value=config.peak_lr / (config.warmup_steps + 1),
+        peak_value=config.peak_lr,
+        warmup_steps=config.warmup_steps,
+        decay_steps=config.decay_steps,
+        end_value=config.peak_lr * config.floor_lr_fraction,
+    )
+
+
+def make_optimizer(config: TrainConfig, frozen: Frozen | None = None) -> optax.GradientTransformation:
+    """AdamW (0.9, 0.95) behind a global-norm clip. Leaves whose path `frozen` accepts get no update and no moments."""
+    adamw = optax.adamw(make_schedule(config), b1=0.9, b2=0.95, weight_decay=config.weight_decay)
+    optimizer = optax.chain(optax.clip_by_global_norm(config.clip_norm), adamw)
+    if frozen is None:
+        return optimizer
+    labels = lambda params: _map_paths(lambda path, _: "frozen" if frozen(path) else "trained", params)  # noqa: E731
+    return optax.partition({"trained": optimizer, "frozen": optax.set_to_zero()}, labels)
+
+
+def create_state(
+    params: Any, optimizer: optax.GradientTransformation, config: TrainConfig, mesh: Mesh, rng: jax.Array
+) -> TrainState:
+    """A state at step 0, placed on the mesh. `params` (float32 masters) are copied."""
+
+    def build(params: Any, rng: jax.Array) -> TrainState:
+        ema = jax.tree.map(jnp.copy, params) if config.ema_decay else None
+        return TrainState(jnp.int32(0), params, optimizer.init(params), ema, rng)
+
+    shapes = jax.eval_shape(build, params, rng)
+    return jax.jit(build, out_shardings=sharding.state_sharding(shapes, mesh))(params, rng)
+
+
+def make_train_step(
+    loss_fn: LossFn,
+    optimizer: optax.GradientTransformation,
+    mesh: Mesh,
+    config: TrainConfig,
+    frozen: Frozen | None = None,
+) -> TrainStep:
+    """A jitted `(state, batch) -> (state, metrics)`; the state's buffers are given up to the new state.
+
+    loss_fn: (params, batch, rng) -> (loss, per_sample [B]). What is minimised is the mean of `per_sample` over the
+    whole batch, weighted by `batch["weight"]` [B] if it has one: exactly that of one large batch, however it is split.
+    The batch is split into parts of `micro_batch_size` samples; each part gets a random key of its own.
+    Metrics: float32 scalars loss, grad_norm (before the clip), param_norm, update_norm, learning_rate.
+    """
+    schedule = make_schedule(config)
+
+    def step(state: TrainState, batch: Batch) -> tuple[TrainState, dict[str, jax.Array]]:
+        key = jax.random.fold_in(state.rng, state.step)
+        loss, grads = _mean_gradient(loss_fn, state.params, batch, key, _parts(batch, mesh, config), mesh, frozen)
+        updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
+        params = optax.apply_updates(state.params, updates)
+        ema = _moved_average(state.ema_params, params, config.ema_decay)
+        metrics = _metrics(loss, grads, params, updates) | {"learning_rate": schedule(state.step)}
+        new = TrainState(state.step + 1, params, opt_state, ema, state.rng)
+        return jax.lax.with_sharding_constraint(new, sharding.state_sharding(new, mesh)), metrics
+
+    return jax.jit(step, donate_argnums=0)
+
+
+def _metrics(loss: jax.Array, grads: Any, params: Any, updates: Any) -> dict[str, jax.Array]:
+    norms = {"grad_norm": grads, "param_norm": params, "update_norm": updates}
+    return {"loss": loss} | {name: optax.tree.norm(tree) for name, tree in norms.items()}
+
+
+def _moved_average(ema: Any | None, params: Any, decay: float) -> Any | None:
+    if ema is None:
+        return None
+    return jax.tree.map(lambda old, new: decay * old + (1 - decay) * new, ema, params)
+
+
+def _parts(batch: Batch, mesh: Mesh, config: TrainConfig) -> int:
+    """Into how many parts the batch is split. Raises ValueError where sizes do not divide."""
+    size = len(jax.tree.leaves(batch)[0])
+    part = config.micro_batch_size or size
+    if size % part or part % mesh.size:
+        raise ValueError(
+            f"a batch of {size} cannot be split into parts of {part} over {mesh.size} devices; "
+            "batch_size must be a multiple of micro_batch_size, and that a multiple of the devices"
+        )
+    return size // part
+
+
+def _mean_gradient(
+    loss_fn: LossFn, params: Any, batch: Batch, key: jax.Array, parts: int, mesh: Mesh, frozen: Frozen | None
+) -> tuple[jax.Array, Any]:
+    """Weighted mean loss of the whole batch and its gradient, accumulated in float32."""
+
+    def total(params: Any, part: Batch, key: jax.Array) -> tuple[jax.Array, jax.Array]:
+        _, per_sample = loss_fn(_stopped(params, frozen), part, key)
+        weight = part.get("weight") if isinstance(part, dict) else None
+        weight = jnp.ones_like(per_sample) if weight is None else weight
+        return jnp.sum(per_sample * weight), jnp.sum(weight)
+
+    def add(carry: Any, indexed: tuple[jax.Array, Batch]) -> tuple[Any, None]:
+        index, part = indexed
+        (loss, weight), grads = jax.value_and_grad(total, has_aux=True)(params, part, jax.random.fold_in(key, index))
+        return jax.tree.map(jnp.add, carry, (loss, weight, grads)), None
+
+    zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), params)
+    start = (jnp.float32(0), jnp.float32(0), zeros)
+    (loss, weight, grads), _ = jax.lax.scan(add, start, (jnp.arange(parts), _split(batch, parts, mesh)))
+    weight = jnp.maximum(weight, 1e-9)  # a batch without weight has no gradient, not NaN
+    return loss / weight, jax.tree.map(lambda grad: grad / weight, grads)
+
+
+def _split(batch: Batch, parts: int, mesh: Mesh) -> Batch:
+    """[B, ..] -> [parts, B / parts, ..], part k taking every parts-th sample, so that no sample changes its device."""
+    spec = jax.sharding.PartitionSpec(None, sharding.AXES)
+
+    def split(rows: jax.Array) -> jax.Array:
+        rows = jnp.swapaxes(rows.reshape(rows.shape[0] // parts, parts, *rows.shape[1:]), 0, 1)
+        return jax.lax.with_sharding_constraint(rows, jax.sharding.NamedSharding(mesh, spec))
+
+    return jax.tree.map(split, batch)
+
+
+def _stopped(params: Any, frozen: Frozen | None) -> Any:
+    """No gradient flows to frozen leaves, so that the compiler drops their backward pass."""
+    if frozen is None:
+        return params
+    return _map_paths(lambda path, leaf: jax.lax.stop_gradient(leaf) if frozen(path) else leaf, params)
+
+
+def _map_paths(function: Callable[[str, Any], Any], tree: Any) -> Any:
+    name = lambda path: jax.tree_util.keystr(path, simple=True, separator="/")  # noqa: E731
+    return jax.tree_util.tree_map_with_path(lambda path, leaf: function(name(path), leaf), tree)
