@@ -7,6 +7,7 @@ import dataclasses
 import pathlib
 import sqlite3
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 from cel_jax.data.episode import Outcome
 from cel_jax.evaluation.table import RobotResult
@@ -59,7 +60,12 @@ def read(database: str | pathlib.Path, policy: str | None = None, mode: str | No
         found = connection.execute(
             f"SELECT {names} FROM evaluations WHERE {condition} ORDER BY rowid", values
         ).fetchall()
-    return [EvaluationRow(*row[:6], outcome=Outcome(row[6]), reason=row[7], steps=row[8], mode=row[9]) for row in found]
+    return [_row(values) for values in found]
+
+
+def _row(values: tuple[Any, ...]) -> EvaluationRow:
+    named = dict(zip((field.name for field in dataclasses.fields(EvaluationRow)), values, strict=True))
+    return EvaluationRow(**(named | {"outcome": Outcome(named["outcome"])}))
 
 
 def robot_results(rows: Sequence[EvaluationRow]) -> list[RobotResult]:
