@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from cel_jax.bus.identity import Identity, Registry
@@ -37,6 +37,7 @@ class PeerView:
         self._changed = threading.Condition()
         self._table: Mapping[str, Mapping[str, Any]] = {}
         self._on_retire: list[OnRetire] = []
+        self._registries: list[Registry] = []
         self.version = 0
 
     def update(self, version: int, table: Mapping[str, Mapping[str, Any]]) -> None:
@@ -46,11 +47,13 @@ class PeerView:
                 return
             gone = _gone(self._table, table)
             self.version, self._table = version, table
-            callbacks = list(self._on_retire)
+            callbacks, registries = list(self._on_retire), list(self._registries)
             self._changed.notify_all()
         for identity in gone:
             for callback in callbacks:
                 callback(identity)
+        for registry in registries:
+            _follow(registry, gone, table)
 
     def on_retire(self, callback: OnRetire) -> None:
         """Calls back, on the heartbeat thread, for every worker retired from now on. It must not block."""
@@ -60,10 +63,9 @@ class PeerView:
     def feed(self, registry: Registry) -> None:
         """Keeps SwarmLink's registry of this process at the present membership."""
         with self._changed:
-            current = [peer.identity for peer in map(_peer, self._table.items()) if peer is not None]
-            self._on_retire.append(lambda identity: _retire(registry, identity))
-        for identity in current:
-            registry.admit(identity.station, identity.worker)
+            self._registries.append(registry)
+            table = self._table
+        _follow(registry, [], table)
 
     def get(self, station: str) -> Peer | None:
         """The station's live worker; None if it is free or unknown."""
@@ -115,5 +117,10 @@ def _gone(old: Mapping[str, Mapping[str, Any]], new: Mapping[str, Mapping[str, A
     ]
 
 
-def _retire(registry: Registry, identity: Identity) -> None:
-    registry.retire(identity.worker, identity.station)
+def _follow(registry: Registry, gone: Sequence[Identity], table: Mapping[str, Mapping[str, Any]]) -> None:
+    """Retires, then admits. A worker that the bus gave up already stays dead there: its end is under way."""
+    for identity in gone:
+        registry.retire(identity.worker, identity.station)
+    for station, entry in table.items():
+        if entry["worker"] and not registry.is_dead(entry["worker"]):
+            registry.admit(station, entry["worker"])

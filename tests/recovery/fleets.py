@@ -116,7 +116,8 @@ class Fleet:
         return str(self.run_dir).encode() in text
 
     def events(self, kind: str) -> list[dict[str, Any]]:
-        return [event for event in read_journal(self.run_dir / "control" / "agent-local.jsonl") if event["kind"] == kind]
+        found = read_journal(self.run_dir / "control" / "agent-local.jsonl")
+        return [event for event in found if event["kind"] == kind]
 
     def close(self) -> None:
         if self.launcher.poll() is None:
@@ -142,7 +143,11 @@ def main() -> int:
 
     run_dir = Path(sys.argv[1])
     stations = [station_from_dict(each) for each in json.loads(sys.argv[2])]
-    return launcher.run(run_dir, stations, lambda status: (run_dir / "end").exists(), settings.load(run_dir))
+
+    def on_tick(status: Status) -> bool:
+        return bool(1 / (not (run_dir / "raise").exists())) and (run_dir / "end").exists()
+
+    return launcher.run(run_dir, stations, on_tick, settings.load(run_dir))
 
 
 if __name__ == "__main__":

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import itertools
 import os
 import signal
 from pathlib import Path
@@ -53,6 +55,7 @@ def test_agent_killed_workers_die_and_come_back(tmp_path: Path) -> None:
         assert fleet.stop() == 0
 
 
+@pytest.mark.slow
 def test_hanging_agent_is_replaced(tmp_path: Path) -> None:
     with running(tmp_path, station("arm-0", robot=0)) as fleet:
         before = fleet.wait_ready("arm-0")["arm-0"]
@@ -84,7 +87,7 @@ def test_crash_loop_backs_off_and_shows_count_and_cause(tmp_path: Path) -> None:
         assert "RuntimeError: no camera at /dev/video7" in row.cause
         assert "arm-0" in progress_line(fleet.status()) and "no camera at /dev/video7" in progress_line(fleet.status())
         launched = [event["time_s"] for event in fleet.events("launched") if event["station"] == "arm-0"]
-        gaps = [later - earlier for earlier, later in zip(launched, launched[1:], strict=False)]
+        gaps = [later - earlier for earlier, later in itertools.pairwise(launched)]
         assert gaps[2] > gaps[0] and gaps[2] >= 0.2
         assert fleet.is_ready("arm-1") and fleet.launcher.poll() is None
 
@@ -99,9 +102,7 @@ def test_start_failure_ends_the_run_with_the_traceback_last(tmp_path: Path) -> N
 
 
 def test_restart_limit_of_a_tier_is_fatal_and_loud(tmp_path: Path) -> None:
-    limited = FLEET.__class__(
-        FLEET.recovery.__class__(**{**vars(FLEET.recovery), "training_restarts": 1}), 10.0, 20.0, 5.0
-    )  # fmt: skip
+    limited = dataclasses.replace(FLEET, recovery=dataclasses.replace(FLEET.recovery, training_restarts=1))
     with running(tmp_path, station("learner", Role.TRAINING, "ready_then_crash"), fleet=limited) as fleet:
         assert fleet.launcher.wait(40) == 1
         assert "failed 2 times, its tier allows 1 restarts" in fleet.stderr()
@@ -123,7 +124,7 @@ def test_stop_goes_in_order(tmp_path: Path) -> None:
 def test_stop_with_every_worker_blocked_ends_within_the_deadline(tmp_path: Path) -> None:
     stations = [station("arm-0", mode="blocked"), station("learner", Role.TRAINING, "blocked")]
     stations += [station("brain", Role.INFERENCE, "blocked"), station("store", Role.STORE, "blocked")]
-    quick = FLEET.__class__(FLEET.recovery, 3.0, 20.0, 5.0)
+    quick = dataclasses.replace(FLEET, stop_deadline_s=3.0)
     with running(tmp_path, *stations, fleet=quick) as fleet:
         fleet.wait_ready("arm-0", "learner", "brain", "store")
         fleet.launcher.send_signal(signal.SIGINT)
@@ -217,20 +218,16 @@ def test_call_is_replayed_only_for_the_station_that_failed(tmp_path: Path) -> No
         call = rundb_fleet.request_call(fleet.db, "load_policy", ["arm-0", "arm-1"], {"version": 7}, call_id="load-7")
         fleet.wait(lambda: len(rundb_fleet.call_results(fleet.db, call)) == 2)
         hold = rundb_fleet.request_call(fleet.db, "hold", ["arm-0", "arm-1"])
-        for name in ("arm-0", "arm-1"):
-            fleet.wait(lambda name=name: hold in _told(fleet, name))
+        fleet.wait(lambda: fleet.of("arm-0").note == fleet.of("arm-1").note == "holding")
         os.kill(before["arm-0"].pid, signal.SIGKILL)
+        fleet.wait(lambda: "arm-0" in rundb_fleet.call_results(fleet.db, hold))
+        assert rundb_fleet.call_results(fleet.db, hold)["arm-0"][1]["worker"] == fleet.of("arm-0").worker
+        assert fleet.of("arm-1").pid == before["arm-1"].pid  # it still holds its part, undisturbed
         os.kill(before["arm-1"].pid, signal.SIGKILL)
         fleet.wait(lambda: len(rundb_fleet.call_results(fleet.db, hold)) == 2)
-        workers = {name: value["worker"] for name, (ok, value) in rundb_fleet.call_results(fleet.db, hold).items()}
-        assert workers == {name: fleet.of(name).worker for name in ("arm-0", "arm-1")}
         done = rundb_fleet.call_results(fleet.db, "load-7")
         assert {value["worker"] for _, value in done.values()} == {each.worker for each in before.values()}
         assert rundb_fleet.open_calls(fleet.db) == []
-
-
-def _told(fleet: object, name: str) -> list[str]:
-    return [call["id"] for call in rundb_fleet.open_calls(fleet.db) if name in call["stations"]]  # type: ignore[attr-defined]
 
 
 def test_robot_is_stopped_from_outside_before_its_next_worker(tmp_path: Path) -> None:
@@ -241,3 +238,42 @@ def test_robot_is_stopped_from_outside_before_its_next_worker(tmp_path: Path) ->
         os.kill(before.pid, signal.SIGKILL)
         fleet.wait(lambda: fleet.replaced(before))
         assert mark.exists()
+
+
+def test_workers_learn_of_a_replaced_peer_and_of_its_new_epoch(tmp_path: Path) -> None:
+    with running(tmp_path, station("arm-0"), station("home", Role.HOME)) as fleet:
+        before = fleet.wait_ready("arm-0", "home")
+        first = rundb_fleet.request_call(fleet.db, "peer", ["home"], {"station": "arm-0"})
+        fleet.wait(lambda: rundb_fleet.call_results(fleet.db, first))
+        os.kill(before["arm-0"].pid, signal.SIGKILL)
+        fleet.wait(lambda: fleet.replaced(before["arm-0"]))
+        second = rundb_fleet.request_call(fleet.db, "peer", ["home"], {"station": "arm-0"})
+        fleet.wait(lambda: rundb_fleet.call_results(fleet.db, second))
+        seen = [rundb_fleet.call_results(fleet.db, call)["home"][1] for call in (first, second)]
+        assert [each["peer"] for each in seen] == [[before["arm-0"].worker, 1], [fleet.of("arm-0").worker, 2]]
+        assert (fleet.run_dir / "retired-seen-by-home").read_text().split() == [before["arm-0"].worker]
+
+
+def test_retire_hook_of_the_controller(tmp_path: Path) -> None:
+    hooked = dataclasses.replace(FLEET, on_retire="tests.recovery.hooks:note_retired")
+    with running(tmp_path, station("arm-0"), fleet=hooked) as fleet:
+        before = fleet.wait_ready("arm-0")["arm-0"]
+        os.kill(before.pid, signal.SIGKILL)
+        fleet.wait(lambda: before.worker in (fleet.run_dir / "logs" / "controller.log").read_text())
+
+
+def test_callers_error_stops_the_fleet_and_is_raised(tmp_path: Path) -> None:
+    with running(tmp_path, station("arm-0")) as fleet:
+        fleet.wait_ready("arm-0")
+        (fleet.run_dir / "raise").touch()
+        assert fleet.launcher.wait(20) == 1
+        assert fleet.stderr().rstrip().endswith("ZeroDivisionError: division by zero")
+        assert (fleet.run_dir / "stopped-arm-0").exists() and not fleet.left()
+
+
+def test_controller_that_cannot_start_ends_the_run_with_its_words(tmp_path: Path) -> None:
+    broken = dataclasses.replace(FLEET, on_retire="tests.recovery.hooks:no_such_hook")
+    with running(tmp_path, station("arm-0"), fleet=broken) as fleet:
+        assert fleet.launcher.wait(30) == 1
+        assert "controller died 5 times" in fleet.stderr() and "no_such_hook" in fleet.stderr().splitlines()[-1]
+        assert not fleet.left()
