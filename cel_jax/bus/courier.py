@@ -5,8 +5,10 @@ from __future__ import annotations
 import collections
 import concurrent.futures
 import logging
+import math
 import pathlib
 import threading
+import time
 from collections.abc import Callable, Sequence
 
 from cel_jax.bus.bandwidth import TokenBucket
@@ -23,6 +25,7 @@ _DEADLINE_S = 10.0
 _COMMIT_DEADLINE_S = 120.0
 _WINDOW = 4  # pieces on their way at once
 _CLOSE_S = 15.0
+_DECLINE_S = 30.0  # how long a store without room comes last
 _DECLINED = ("space", "bound")  # nothing was stored: another store may take the episode
 
 
@@ -56,6 +59,7 @@ class Courier:
         self._bucket, self._piece_bytes = TokenBucket(limit_bytes_s, 2 * piece_bytes), piece_bytes
         self._hold_s, self._poll_s, self._max_backoff_s = hold_s, poll_s, max_backoff_s
         self._on_stored, self._on_failure = on_stored, on_failure
+        self._declined_s: dict[str, float] = {}  # store -> when it last had no room
         self.counters, self._stop, self._wake = Counters(), threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._guarded_run, name="courier", daemon=True)
         self._thread.start()
@@ -114,6 +118,7 @@ class Courier:
             answer = client.call("offer", head, deadline_s=_DEADLINE_S).header
         except RemoteError as error:
             if error.remote_kind in _DECLINED:
+                self._declined_s[client.expected_station] = time.monotonic()
                 self._spool.unassign(episode.id)
             raise
         if answer["status"] != "stored":
@@ -150,7 +155,10 @@ class Courier:
                 self._report("transfer_failed", name, f"no stats: {error}")
         if not frames:
             raise TransferError(f"none of the stores {sorted(self._stores)} answers")
-        return min(frames, key=lambda name: (frames[name], name))
+        return min(frames, key=lambda name: (self._has_declined(name), frames[name], name))
+
+    def _has_declined(self, store: str) -> bool:
+        return time.monotonic() - self._declined_s.get(store, -math.inf) < _DECLINE_S
 
     def _send_pieces(self, client: Client, episode: SpooledEpisode, offset: int) -> None:
         window: collections.deque[tuple[int, concurrent.futures.Future[Reply]]] = collections.deque()

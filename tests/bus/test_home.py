@@ -12,6 +12,7 @@ from cel_jax.bus import errors
 from cel_jax.bus.channels import ActionReply, InferenceFeed, ObservationClient, StepId
 from cel_jax.bus.home import Home, HomeLimits
 from cel_jax.bus.queue import QueueLimits
+from cel_jax.bus.transport import Reply
 
 
 def _home(net, name="a", station="home", **limits) -> Home:
@@ -138,7 +139,7 @@ def test_full_queue_refuses_by_name(net):
     _home(net, queue=QueueLimits(items=1))
     robot = net.client()
     robot.submit("request", _head(), deadline_s=30)
-    with pytest.raises(errors.RemoteError, match="'observations'.*1 items") as caught:
+    with pytest.raises(errors.RemoteError, match=r"'observations'.*1 items") as caught:
         robot.call("request", _head(step=1), deadline_s=5)
     assert caught.value.remote_kind == "bound"
 
@@ -153,18 +154,16 @@ def test_observation_whose_robot_gave_up_is_not_served(net):
 
 def test_mismatched_reply_is_dropped_and_the_question_asked_again(net):
     home = _home(net)
-    home_answer = home.handlers()["answer"]
     wrong = {"left": 2}
 
     def corrupt(queue, head, buffers):
         if wrong["left"]:
             wrong["left"] -= 1
             item = queue.answer(next(iter(queue._items)))
-            return int(item.payload.answer.reply(type(home.stats(None))({**head, "worker": "w-old"}, buffers)))
+            return int(item.payload.answer.reply(Reply({**head, "worker": "w-old"}, buffers)))
         return Home._answer_one(home, queue, head, buffers)
 
     home._answer_one = corrupt  # type: ignore[method-assign]
-    assert home_answer is not None
     feed = InferenceFeed([net.client(station="gpu-0")])
     worker = threading.Thread(target=_act, args=(feed, 3), kwargs={"target": 1, "timeout_s": 0.0, "wait_s": 5.0})
     worker.start()

@@ -1,0 +1,75 @@
+"""CURVE over TCP: known keys pass, unknown ones are refused at once, secrets stay secret."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from cel_jax.bus import errors
+from cel_jax.bus.identity import Identity
+from cel_jax.bus.security import (
+    AllowList,
+    ClientCurve,
+    ServerCurve,
+    generate_keys,
+    load_allow_list,
+    load_keys,
+    load_public,
+)
+from cel_jax.bus.transport import Client, Reply, Server
+
+HOME, ROBOT = Identity("home", "w-h", "home"), Identity("robot-0", "w-r", "environment")
+
+
+@pytest.fixture
+def guarded(tmp_path):
+    keys = generate_keys(tmp_path / "server", "home")
+    allowed = AllowList()
+    with Server("tcp://127.0.0.1:*", HOME, {"echo": lambda r: Reply(r.header)}, ServerCurve(keys, allowed)) as server:
+        yield server, allowed, keys.public
+
+
+def test_known_key_passes_and_unknown_key_is_refused(guarded, tmp_path):
+    server, allowed, public = guarded
+    friend, stranger = generate_keys(tmp_path, "friend"), generate_keys(tmp_path, "stranger")
+    allowed.add("friend", friend.public)
+    with Client(server.endpoint, ROBOT, "home", ClientCurve(friend, public)) as client:
+        assert client.call("echo", {"n": 1}, deadline_s=5).header == {"n": 1}
+    with Client(server.endpoint, ROBOT, "home", ClientCurve(stranger, public)) as client:
+        with pytest.raises(errors.AccessRefused, match="key"):
+            client.call("echo", deadline_s=5)
+    assert server.counters["refused_keys"] >= 1
+
+
+def test_client_does_not_talk_to_a_server_with_another_key(guarded, tmp_path):
+    server, allowed, _ = guarded
+    friend, other = generate_keys(tmp_path, "friend"), generate_keys(tmp_path, "other")
+    allowed.add("friend", friend.public)
+    with Client(server.endpoint, ROBOT, "home", ClientCurve(friend, other.public)) as client:
+        with pytest.raises(errors.DeadlineExceeded):
+            client.call("echo", deadline_s=0.5)
+    assert server.counters["requests"] == 0
+
+
+def test_key_files_are_private_and_never_overwritten(tmp_path):
+    keys = generate_keys(tmp_path / "keys", "robot-0")
+    secret = tmp_path / "keys" / "robot-0.secret"
+    assert secret.stat().st_mode & 0o777 == 0o600 and secret.parent.stat().st_mode & 0o777 == 0o700
+    assert load_keys(tmp_path / "keys", "robot-0") == keys and load_public(tmp_path / "keys", "robot-0") == keys.public
+    assert keys.secret.decode() not in repr(ClientCurve(keys, keys.public))
+    with pytest.raises(FileExistsError):
+        generate_keys(tmp_path / "keys", "robot-0")
+    os.chmod(secret, 0o644)
+    with pytest.raises(PermissionError, match="0600"):
+        load_keys(tmp_path / "keys", "robot-0")
+    with pytest.raises(ValueError, match="key name"):
+        generate_keys(tmp_path, "../x")
+
+
+def test_allow_list_of_a_folder(tmp_path):
+    keys = generate_keys(tmp_path, "robot-0")
+    allowed = load_allow_list(tmp_path)
+    assert allowed.name(keys.public) == "robot-0" and allowed.name(b"x" * 40) is None
+    allowed.remove(keys.public)
+    assert allowed.name(keys.public) is None
