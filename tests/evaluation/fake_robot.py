@@ -14,6 +14,11 @@ from cel_jax.robots.protocol import Verdict
 RAISES, DIES, HANGS = 666, 777, 888
 
 
+def picture(step: int, pixels: int) -> np.ndarray:
+    """Noise that tells steps apart and that JPEG alters."""
+    return np.random.default_rng(step).integers(0, 256, (pixels, pixels, 3), np.uint8)
+
+
 class FakeRobot:
     def __init__(self, robot_seed: int, pixels: int) -> None:
         self._seed, self._pixels, self._open = robot_seed, pixels, False
@@ -43,7 +48,7 @@ class FakeRobot:
     def get_observation(self, with_images: bool = True) -> Observation:
         images = {}
         if with_images and self._pixels:
-            images["top"] = np.full((self._pixels, self._pixels, 3), min(255, 4 * self._steps), np.uint8)
+            images["top"] = picture(self._steps, self._pixels)
         return Observation(images, self._state, self._goal[None], self._steps / 30)
 
     def send_action(self, action: np.ndarray) -> np.ndarray:

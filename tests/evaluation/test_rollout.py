@@ -66,7 +66,8 @@ def test_recorded_episodes_are_whole_and_hold_what_was_executed() -> None:
     stored = dict(zip(episode.image_steps.tolist(), episode.images["top"], strict=True))
     for i, image in enumerate(seen):
         np.testing.assert_array_equal(decode_jpeg(stored[5 * i]), image)  # the policy saw the stored bytes
-    assert decode_jpeg(stored[9]).mean() == pytest.approx(36, abs=2)
+    for step, data in stored.items():
+        assert np.abs(decode_jpeg(data).astype(int) - fake.picture(step, 16)).mean() < 40, step  # others: 85
     assert episode.objects is not None and episode.objects.shape == (result.steps, 1, 2)
 
 
