@@ -45,7 +45,6 @@ def append(database: str | pathlib.Path, rows: Sequence[EvaluationRow]) -> None:
     statement = f"INSERT INTO evaluations ({', '.join(names)}) VALUES ({', '.join('?' * len(names))})"
     values = [tuple(_plain(getattr(row, name)) for name in names) for row in rows]
     with _open(database) as connection, connection:
-        connection.execute(_CREATE)
         connection.executemany(statement, values)
 
 
@@ -54,7 +53,6 @@ def read(database: str | pathlib.Path, policy: str | None = None, mode: str | No
     if not pathlib.Path(database).is_file():
         raise FileNotFoundError(f"{database}: no such run database; give the run.db of a run")
     with _open(database) as connection:
-        connection.execute(_CREATE)
         names = ", ".join(field.name for field in dataclasses.fields(EvaluationRow))
         condition, values = "(?1 IS NULL OR policy = ?1) AND (?2 IS NULL OR mode = ?2)", (policy, mode)
         found = connection.execute(
@@ -88,6 +86,18 @@ def _open(database: str | pathlib.Path) -> Iterator[sqlite3.Connection]:
     connection = sqlite3.connect(database, timeout=WAIT_S)
     try:
         connection.execute("PRAGMA journal_mode=WAL")
+        connection.execute(_CREATE)
+        _check_columns(database, connection)
         yield connection
     finally:
         connection.close()
+
+
+def _check_columns(database: str | pathlib.Path, connection: sqlite3.Connection) -> None:
+    """Another version's table of the same name must not be half understood."""
+    found = {row[1] for row in connection.execute("PRAGMA table_info(evaluations)")}
+    missing = sorted({field.name for field in dataclasses.fields(EvaluationRow)} - found)
+    if missing:
+        raise ValueError(
+            f"{database}: its table evaluations lacks {missing}; it was made by another version of cel_jax"
+        )

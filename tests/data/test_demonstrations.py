@@ -6,7 +6,8 @@ import pytest
 
 from cel_jax.data import demonstrations as demo
 from cel_jax.data.demonstrations import DatasetError, open_demos
-from cel_jax.data.images import DamagedImage, decode_jpeg, resize
+from cel_jax.data.episode import CameraSpec, Episode, EpisodeHeader, Features, Label, Outcome
+from cel_jax.data.images import DamagedImage, decode_jpeg, encode_jpeg, resize
 from tests.data import tiny_datasets as tiny
 
 pytest.importorskip("pyarrow", reason="LeRobot data needs pyarrow", exc_type=ImportError)
@@ -172,6 +173,31 @@ def test_unknown_folders_and_versions(tmp_path: pathlib.Path) -> None:
     (folder / "meta/info.json").write_text(json.dumps(text | {"codebase_version": "v1.6"}))
     with pytest.raises(DatasetError, match=r"codebase_version v1\.6"):
         open_demos(folder)
+
+
+def test_the_fleets_own_shards_are_demonstrations_too(tmp_path: pathlib.Path) -> None:
+    lerobot_v3 = pytest.importorskip("cel_jax.data.lerobot_v3")
+    state, action = tiny.arrays(0, 7)
+    jpegs = tuple(encode_jpeg(tiny.frame(0, t)) for t in (0, 3, 6))
+    episode = Episode(
+        header=EpisodeHeader("e0", "s", "w", "r", "h", "task", "Go.", 10.0, 0.0),
+        label=Label(Outcome.SUCCESS, "me", 1.0),
+        state=state,
+        action=action,
+        image_steps=np.array([0, 3, 6], np.int32),
+        images={"top": jpegs},
+        objects=None,
+        policy_version=np.zeros(7, np.int64),
+        source=np.zeros(7, np.uint8),
+        intervened=np.zeros(7, bool),
+        stage=np.zeros(7, np.int16),
+        capture_time_s=np.arange(7) / 10,
+    )
+    camera = CameraSpec("top", tiny.SIZE, tiny.SIZE)
+    features = Features("tiny", 3, 3, (camera,), None, 10.0, (True, True, False))
+    (found,) = open_demos(lerobot_v3.write_shard(tmp_path, "shard-000000", [episode], features))
+    np.testing.assert_array_equal(found.action, action)
+    assert found.image_steps.tolist() == [0, 3, 6] and found.images == {"top": jpegs} and found.task_prompt == "Go."
 
 
 @needs_real_data

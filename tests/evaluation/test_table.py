@@ -53,3 +53,11 @@ def test_all_or_nothing_and_no_new_file_on_reading(tmp_path: pathlib.Path) -> No
     with pytest.raises(FileNotFoundError, match="no such run database"):
         db.read(tmp_path / "other.db")
     assert not (tmp_path / "other.db").exists()
+
+
+def test_a_table_of_another_version_is_refused(tmp_path: pathlib.Path) -> None:
+    connection = sqlite3.connect(tmp_path / "run.db")
+    connection.execute("CREATE TABLE evaluations (time_s REAL, robot TEXT)")
+    connection.close()
+    with pytest.raises(ValueError, match=r"lacks \['mode', 'outcome', 'policy'"):
+        db.append(tmp_path / "run.db", [_row("p", "r", Outcome.SUCCESS)])
