@@ -21,7 +21,7 @@ from cel_jax.robots.sim.world import PackagingWorld
 Pose = tuple[np.ndarray, np.ndarray]  # position [3], rotation [3, 3]
 HOVER_Z = 0.135
 CLOSE_HOLD_S = 0.17
-MISS_M = 0.055
+MISS_M, MISS_BEYOND_M = 0.055, 0.028
 LEFT_PITCH = np.pi / 3
 HANDOVER_POINT = np.array([0.36, 0.02, 0.24])
 BRACE_TILT, PUSH_TILT, LID_TILT = 0.70, 0.15, 0.10
@@ -32,6 +32,7 @@ WIDTH = {
     L.CASE: 2 * L.CASE_HALF[1], L.MANUAL: 2 * L.MANUAL_HALF[1], L.CABLE: 2 * L.CABLE_HALF[1],
     L.ADAPTER: 2 * L.ADAPTER_HALF[1], L.LID: 2 * L.LID_BLOCK_HALF[1],
 }  # fmt: skip
+LENGTH = {L.CASE: 0.126, L.MANUAL: 0.110, L.CABLE: 0.052, L.LID: 0.160}
 APPROACH_GAP = 0.030
 
 
@@ -88,7 +89,7 @@ class Steps:
         while not self._facts.held[arm, thing]:
             self.deliberate_error = miss
             position, rotation = grasp()
-            position = position + self._noise() + (self._miss_offset(rotation) if miss else 0.0)
+            position = position + self._noise() + (self._miss_offset(thing, rotation) if miss else 0.0)
             yield from self._approach(arm, position, rotation, back, opening)
             yield from self._hands.grip(arm, 0.0 if miss else max(0.0, WIDTH[thing] - 0.04), CLOSE_HOLD_S)
             if not self._facts.held[arm, thing]:
@@ -97,10 +98,13 @@ class Steps:
             miss = self.deliberate_error = False
         yield from self._rise(arm, lift_z)
 
-    def _miss_offset(self, rotation: np.ndarray) -> np.ndarray:
-        """Beside the part, along its length, where the fingers close on nothing."""
+    def _miss_offset(self, thing: int, rotation: np.ndarray) -> np.ndarray:
+        """Where the fingers close on nothing: beyond the end of a level part, or short of the adapter."""
+        if thing == L.ADAPTER:
+            return -MISS_M * rotation[:, 2]
         side = -1.0 if self._rng.random() < 0.5 else 1.0
-        return side * MISS_M * 1.6 * np.array([rotation[0, 0], rotation[1, 0], 0.0])
+        along = LENGTH[thing] / 2 + MISS_BEYOND_M
+        return side * along * np.array([rotation[0, 0], rotation[1, 0], 0.0])
 
     def _approach(self, arm: int, position: np.ndarray, rotation: np.ndarray, back: np.ndarray, opening: float) -> Motion:
         before = position + back
@@ -155,7 +159,7 @@ class Steps:
         f = self._facts
         yaw = turns.yaw_of(f.rotation[L.ADAPTER], np.pi / 2)
         rotation = turns.about_z(yaw) @ turns.about_y(-LEFT_PITCH) @ turns.DOWN
-        return f.position[L.ADAPTER] + [0.0, 0.0, -0.006], rotation
+        return f.position[L.ADAPTER] + [0.0, 0.0, -0.010], rotation
 
     def _take_adapter(self) -> Motion:
         back = -0.08 * self._side_grasp()[1][:, 2]
@@ -176,16 +180,18 @@ class Steps:
             in_turn(wait(0.2), self._rise(L.RIGHT, HANDOVER_POINT[2] + 0.06)),
         )
 
-    def _top_of_adapter(self) -> Pose:
+    def _top_of_adapter(self, tries: int) -> Pose:
         f = self._facts
         up = f.rotation[L.ADAPTER][:, 2]
         yaw = turns.yaw_of(f.rotation[L.ADAPTER], np.pi / 2)
-        return f.position[L.ADAPTER] + 0.025 * up, turns.about_z(yaw) @ turns.DOWN
+        return f.position[L.ADAPTER] + (0.027 + 0.003 * min(tries, 2)) * up, turns.about_z(yaw) @ turns.DOWN
 
     def _take_over(self) -> Motion:
         """The right hand grasps the adapter's top, in mid-air."""
+        tries = 0
         while not self._facts.held[L.RIGHT, L.ADAPTER]:
-            position, rotation = self._top_of_adapter()
+            position, rotation = self._top_of_adapter(tries)
+            tries += 1
             position = position + self._noise()
             yield from self._hands.move(L.RIGHT, position + [0.0, 0.0, 0.06], rotation)
             yield from self._hands.move(L.RIGHT, position, speed=0.7)
@@ -268,10 +274,10 @@ class Steps:
         x, y, z = self._facts.in_box[thing]
         side = 0.018 if y > 0 else -0.018
         spot, rotation = self._in_box(x, y - side, 0.0), turns.about_z(self._box_yaw()) @ turns.DOWN
-        low = L.BOX_RIM_Z - 0.015
+        low = L.LEDGE_Z + 2 * (L.CASE_HALF[2] + L.MANUAL_HALF[2] + L.PHONE_HALF[2]) + L.TIP_INSET - 0.003
         yield from self._hands.move(L.LEFT, spot + [0.0, 0.0, 0.14], rotation)
         yield from self._hands.move(L.LEFT, spot + [0.0, 0.0, low], speed=0.7)
-        yield from self._hands.move(L.LEFT, self._in_box(x, -side, low), speed=0.4)
+        yield from self._hands.move(L.LEFT, self._in_box(0.0, -side, low), speed=0.4)
         yield from self._rise(L.LEFT, 0.14)
 
     def _in_lid(self, x: float, y: float, z: float) -> np.ndarray:
@@ -313,18 +319,32 @@ class Steps:
         rotation = self._push_rotation()
         x, y, z = self._facts.in_box[L.LID]
         if abs(y) > 0.004 or not S.lid_seated(self._facts):
-            start = y + L.LID_BLOCK_HALF[1] + 0.030
-            yield from together(
-                self._hands.move(L.LEFT, self._in_box(x, start, 0.15), rotation), self._hands.grip(L.LEFT, 0.0)
-            )
-            yield from self._hands.move(L.LEFT, self._in_box(x, start, L.BOX_RIM_Z + L.LID_FLANGE_Z + 0.014))
-            end = L.LID_BLOCK_HALF[1] + 0.012
-            yield from self._hands.move(L.LEFT, self._in_box(x, end, L.BOX_RIM_Z + L.LID_FLANGE_Z + 0.014), speed=0.5)
+            yield from self._align_lid(x, y, rotation)
         yield from self._rise(L.LEFT, 0.13)
-        yield from self._hands.move(L.LEFT, self._in_box(0.0, 0.01, 0.13), rotation)
-        yield from self._hands.move(L.LEFT, self._in_box(0.0, 0.01, L.BOX_RIM_Z + L.LID_TOP_Z + 0.003))
-        yield from wait(0.2)
+        yield from self._press_lid(rotation)
+
+    def _press_lid(self, rotation: np.ndarray) -> Motion:
+        """Presses the lid down where it stands highest."""
+        f = self._facts
+        lean = f.rotation[L.BOX].T @ f.rotation[L.LID][:, 2]
+        x, y = f.in_box[L.LID, :2] - np.clip(0.4 * lean[:2], -0.035, 0.035)
+        yield from self._hands.move(L.LEFT, self._in_box(x, y, 0.13), rotation)
+        yield from self._hands.move(L.LEFT, self._in_box(x, y, L.BOX_RIM_Z + L.LID_TOP_Z + 0.006))
+        yield from wait(0.1)
         yield from self._rise(L.LEFT, 0.13)
+
+    def _align_lid(self, x: float, y: float, rotation: np.ndarray) -> Motion:
+        """Pushes the block's left side; the finger follows the lid's side down from where it rests now."""
+        f = self._facts
+        side = self._in_lid(0.0, L.LID_BLOCK_HALF[1], L.LID_FLANGE_Z)
+        high = float(max((side - f.position[L.BOX])[2], L.BOX_RIM_Z + L.LID_FLANGE_Z)) + 0.014
+        start = y + L.LID_BLOCK_HALF[1] + 0.026
+        yield from together(
+            self._hands.move(L.LEFT, self._in_box(x, start, 0.15), rotation), self._hands.grip(L.LEFT, 0.0)
+        )
+        yield from self._hands.move(L.LEFT, self._in_box(x, start, high))
+        end = self._in_box(x, L.LID_BLOCK_HALF[1] + 0.012, L.BOX_RIM_Z + L.LID_FLANGE_Z + 0.014)
+        yield from self._hands.move(L.LEFT, end, speed=0.5)
 
 
 UP = np.array([0.0, 0.0, 0.07])

@@ -71,11 +71,11 @@ def packaging_box(friction_scale: float, slide_scale: float) -> str:
         geoms += g((s * (hx + w), 0, rim), (w, hy, rim), wall)
         geoms += g((s * (hx - L.LEDGE_DEPTH / 2), 0, L.LEDGE_Z / 2), (L.LEDGE_DEPTH / 2, hy, L.LEDGE_Z / 2), ledge)
     geoms += g((L.DIVIDER_X, 0, L.LEDGE_Z / 2), (L.DIVIDER_HALF, hy, L.LEDGE_Z / 2), ledge)
-    slide = f'frictionloss="{2.5 * slide_scale}" damping="1" solreffriction="0.01 1"'
+    slide = f'frictionloss="{3.5 * slide_scale}" damping="1" solreffriction="0.01 1"'
     return (
         f'<body name="box"><joint name="box_x" type="slide" axis="1 0 0" {slide}/>'
         f'<joint name="box_y" type="slide" axis="0 1 0" {slide}/>'
-        f'<joint name="box_yaw" type="hinge" axis="0 0 1" frictionloss="{0.12 * slide_scale}" damping="0.02" '
+        f'<joint name="box_yaw" type="hinge" axis="0 0 1" frictionloss="{0.16 * slide_scale}" damping="0.02" '
         f'solreffriction="0.01 1"/>{geoms}</body>'
     )
 
@@ -131,14 +131,14 @@ def fixtures() -> str:
 
 
 def _pocket(g) -> str:  # type: ignore[no-untyped-def]
-    """The adapter's rack: a foot with a shallow square pocket."""
+    """The adapter's rack: a foot with a shallow pocket; its side lips are low, so that fingers can close."""
     half, wall, top = L.ADAPTER_HALF[0] + 0.0015, 0.0025, L.ADAPTER_RACK_Z + L.ADAPTER_POCKET_DEPTH
     rgba = "0.4 0.35 0.5 1"
     text = str(g((0, 0, L.ADAPTER_RACK_Z / 2), (half + 2 * wall, half + 2 * wall, L.ADAPTER_RACK_Z / 2), rgba))
-    mid, h = (L.ADAPTER_RACK_Z + top) / 2, L.ADAPTER_POCKET_DEPTH / 2
+    low = L.ADAPTER_RACK_Z + L.ADAPTER_LIP / 2
     for s in (-1, 1):
-        text += g((0, s * (half + wall), mid), (half + 2 * wall, wall, h), rgba)
-        text += g((s * (half + wall), 0, mid), (wall, half, h), rgba)
+        text += g((0, s * (half + wall), low), (half + 2 * wall, wall, L.ADAPTER_LIP / 2), rgba)
+        text += g((s * (half + wall), 0, (L.ADAPTER_RACK_Z + top) / 2), (wall, half, L.ADAPTER_POCKET_DEPTH / 2), rgba)
     return text
 
 

@@ -27,7 +27,8 @@ class RuleParams:
     wrong_hold_s: float = 0.20
     max_empty_grasps: int = 3
     progress_m: float = 0.005
-    max_box_slide_m: float = 0.030
+    max_box_slide_m: float = 0.030  # once it is to be braced
+    max_box_knock_m: float = 0.060  # before
     empty_opening_m: float = 0.012
     armed_opening_m: float = 0.030
     grasp_reach_m: float = 0.10
@@ -87,8 +88,8 @@ class Referee:
         if self.stage == 5 and not m.adapter_stood:
             stands = S.adapter_stands_in_bay(f) and not f.any_held[L.ADAPTER]
             m.adapter_stood = self._lasted("stood", stands, f.time_s, 0.07)
-        if self.stage >= 7 and m.box_start is None:
-            m.box_start = f.position[L.BOX].copy()
+        if m.box_start is None or (self.stage >= 7 and not m.bracing):
+            m.box_start, m.bracing = f.position[L.BOX].copy(), self.stage >= 7
         if self.stage == 8:
             m.lid_start = f.in_box[L.LID].copy() if m.lid_start is None else m.lid_start
             m.lid_cleared |= S.lid_shift(f, m) > S.CLEAR_SHIFT
@@ -157,8 +158,11 @@ class Referee:
         return ""
 
     def _slid(self, f: Facts) -> str:
-        start = self.memory.box_start
-        if start is None or np.hypot(*(f.position[L.BOX] - start)[:2]) < self.params.max_box_slide_m:
+        start, p = self.memory.box_start, self.params
+        slide = 0.0 if start is None else float(np.hypot(*(f.position[L.BOX] - start)[:2]))
+        if not self.memory.bracing:
+            return "box knocked away" if slide > p.max_box_knock_m else ""
+        if slide < p.max_box_slide_m:
             return ""
         return "box slid away" if S.braced(f) else "box slid away, not braced"
 

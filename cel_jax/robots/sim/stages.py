@@ -31,6 +31,7 @@ class Memory:
     lid_grasped: bool = False
     lid_start: np.ndarray | None = None
     box_start: np.ndarray | None = None
+    bracing: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
