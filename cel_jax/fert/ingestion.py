@@ -78,7 +78,7 @@ class Ingestion:
             elif notice.kind == "failure":
                 events.append(self._failure(notice))
             else:
-                raise ValueError(f"episode {notice.episode_id}: kind {notice.kind!r}, expected success or failure")
+                raise ValueError(f"episode {notice.episode}: kind {notice.kind!r}, expected success or failure")
         return IngestReport(tuple(successes), tuple(events))
 
     def warm(self, episode_ids: list[str]) -> list[str]:
@@ -97,16 +97,16 @@ class Ingestion:
         return self._retriever(self._ring, query, self._config)
 
     def _success(self, notice: ExperienceNotice) -> str:
-        cached = self._cache.load(notice.episode_id) if self._cache else None
+        cached = self._cache.load(notice.episode) if self._cache else None
         if cached is None:
             wanted = retrieval.success_steps(notice.num_frames, self._config)
             cached = self._embed(notice, wanted), notice.num_frames
             if self._cache:
-                self._cache.save(notice.episode_id, *cached)
-        self._add(notice.episode_id, *cached)
+                self._cache.save(notice.episode, *cached)
+        self._add(notice.episode, *cached)
         with self._lock:
-            self._store.embedded(notice.episode_id)
-        return notice.episode_id
+            self._store.embedded(notice.episode)
+        return notice.episode
 
     def _add(self, episode_id: str, embeddings: np.ndarray, num_frames: int) -> None:
         for gone in self._ring.add(episode_id, embeddings, num_frames):
@@ -116,24 +116,24 @@ class Ingestion:
     def _failure(self, notice: ExperienceNotice) -> Event:
         event = self._event(notice)
         with self._lock:
-            self._store.apply_event(notice.episode_id, [one.interval for one in event.retrieved])
+            self._store.apply_event(notice.episode, [one.interval for one in event.retrieved])
         return event
 
     def _event(self, notice: ExperienceNotice) -> Event:
         steps = retrieval.query_steps(notice.num_frames, self._config)
         if not self._config.failure_retrieval or not len(steps):
-            return Event(notice.episode_id, len(steps), (), 0.0, 0.0)
+            return Event(notice.episode, len(steps), (), 0.0, 0.0)
         start = time.monotonic()
         query = self._embed(notice, steps)
         middle = time.monotonic()
-        results = [self.search(query), *(self._peers(notice.episode_id, query) if self._peers else [])]
+        results = [self.search(query), *(self._peers(notice.episode, query) if self._peers else [])]
         best = retrieval.merge(results, self._config.top_k)
-        return Event(notice.episode_id, len(steps), tuple(best), middle - start, time.monotonic() - middle)
+        return Event(notice.episode, len(steps), tuple(best), middle - start, time.monotonic() - middle)
 
     def _embed(self, notice: ExperienceNotice, wanted: np.ndarray) -> np.ndarray:
         """float32 [len(wanted), D]: the embeddings that stand for these raw frames; only they are decoded."""
         rows = retrieval.observed_rows(notice.steps, wanted)
-        keys = [(notice.episode_id, int(notice.steps[row])) for row in rows]
+        keys = [(notice.episode, int(notice.steps[row])) for row in rows]
         jpegs = {name: [notice.images[name][row] for row in rows] for name in self._embedder.cameras}
         objects = None if notice.objects is None else notice.objects[rows]
         return self._embedder(self._decode(jpegs, keys), notice.state[rows], objects)

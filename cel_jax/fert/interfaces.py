@@ -19,14 +19,14 @@ Peers = Callable[[str, np.ndarray], Sequence[Sequence[Retrieved]]]
 class ExperienceNotice(Protocol):
     """A labelled episode as the learner sees it: observations, no actions.
 
-    kind: `success` or `failure`. steps: int32 [V], raw frames of the rows. state: float32 [V, S].
+    kind: `success` or `failure`. episode: its id. steps: int32 [V], raw frames of the rows. state: float32 [V, S].
     objects: float32 [V, O, P] or None. images: camera -> V JPEG byte strings. num_frames: raw length.
     """
 
     @property
     def kind(self) -> str: ...
     @property
-    def episode_id(self) -> str: ...
+    def episode(self) -> str: ...
     @property
     def steps(self) -> np.ndarray: ...
     @property
@@ -67,14 +67,14 @@ class Store(Protocol):
         """Up to `max_items` episodes not yet handled, oldest first; empty if there are none."""
         ...
 
-    def embedded(self, episode_id: str) -> None:
+    def embedded(self, episode: str) -> None:
         """The success can be retrieved now."""
         ...
 
-    def apply_event(self, failure_id: str, intervals: list[tuple[str, int, int]]) -> None:
+    def apply_event(self, failure: str, intervals: list[tuple[str, int, int]]) -> object:
         """One failure is handled. Without intervals nothing decays: it was no valid event."""
         ...
 
     def sample(self, n: int, seed: int) -> Chunks | None:
-        """`n` chunks in proportion to their priorities; None while there is no chunk."""
+        """`n` chunks in proportion to their priorities; None, or TableEmpty, while there is no chunk."""
         ...

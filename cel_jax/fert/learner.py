@@ -22,6 +22,7 @@ from cel_jax.fert.interfaces import Chunks, Store
 from cel_jax.fert.prefetch import Prefetcher
 from cel_jax.fert.ring import SuccessRing
 from cel_jax.fert.trainer import TrainState, TrainStep
+from cel_jax.replay.table import TableEmpty
 
 PREFETCH = 2  # batches made ahead: a batch's priorities are at most this many updates old
 
@@ -191,13 +192,19 @@ class Learner:
     def _prepare(self, number: int) -> _Ready | None:
         """Batch `number` on the devices; runs in the prefetch thread. Its seed depends on run and number only."""
         start = time.monotonic()
-        size = self._config.batch_size // jax.process_count()
-        with self._lock:
-            chunks = self._store.sample(size, self._config.seed * 1_000_003 + number)
+        chunks = self._sample(number)
         if chunks is None:
             return None
         arrays = sharding.put_batch(self._make_batch(chunks), self._mesh)
         return _Ready(arrays, chunks, time.monotonic() - start)
+
+    def _sample(self, number: int) -> Chunks | None:
+        size = self._config.batch_size // jax.process_count()
+        with self._lock:
+            try:
+                return self._store.sample(size, self._config.seed * 1_000_003 + number)
+            except TableEmpty:  # a named state, see Phase.WAITING_FOR_BATCH
+                return None
 
     def _update(self, ready: _Ready, wait_s: float) -> StepReport:
         start = time.monotonic()

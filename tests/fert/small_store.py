@@ -8,6 +8,7 @@ import numpy as np
 
 from cel_jax.data.images import encode_jpeg
 from cel_jax.data.normalize import NormStats
+from cel_jax.replay.table import TableEmpty
 
 H, S, O, P = 6, 4, 2, 3  # noqa: E741
 RHO = 0.5
@@ -24,7 +25,7 @@ STATS = NormStats(
 @dataclasses.dataclass
 class Notice:
     kind: str
-    episode_id: str
+    episode: str
     steps: np.ndarray
     state: np.ndarray
     objects: np.ndarray | None
@@ -76,8 +77,8 @@ class SmallStore:
         taken, self.waiting = self.waiting[:max_items], self.waiting[max_items:]
         for one in taken:
             if one.kind == "success":
-                self.episodes[one.episode_id] = one
-                self.weights |= {(one.episode_id, int(t)): 0.5 for t in one.steps}
+                self.episodes[one.episode] = one
+                self.weights |= {(one.episode, int(t)): 0.5 for t in one.steps}
         return taken
 
     def embedded(self, episode_id):
@@ -96,7 +97,7 @@ class SmallStore:
 
     def sample(self, n, seed):
         if not self.weights:
-            return None
+            raise TableEmpty("no chunk")
         keys, weights = list(self.weights), np.array(list(self.weights.values()))
         chosen = np.random.default_rng(seed).choice(len(keys), n, p=weights / weights.sum())
         return self._batch([keys[i] for i in chosen], weights[chosen] / weights.sum())

@@ -79,6 +79,14 @@ def test_accumulation_equals_one_large_batch_with_masks_and_weights(micro):
         assert_close(split, whole, 1e-6)
 
 
+def test_the_loss_is_the_weighted_mean_over_the_whole_batch():
+    weight = np.arange(32, dtype=np.float32) % 5
+    _, per_sample = toy.loss(toy.params(), toy.batch(0), jax.random.PRNGKey(0))
+    config = dataclasses.replace(toy.CONFIG, micro_batch_size=8)
+    _, metrics = run(*start(config), [0], change=lambda batch: batch | {"weight": weight})
+    assert metrics["loss"] == pytest.approx(float((per_sample * weight).sum() / weight.sum()), rel=1e-5)
+
+
 def test_samples_without_weight_do_not_matter():
     def spoiled(batch):
         batch["x"][5:] = 1e3
