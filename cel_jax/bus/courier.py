@@ -6,7 +6,6 @@ import collections
 import concurrent.futures
 import logging
 import math
-import pathlib
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -162,18 +161,25 @@ class Courier:
 
     def _send_pieces(self, client: Client, episode: SpooledEpisode, offset: int) -> None:
         window: collections.deque[tuple[int, concurrent.futures.Future[Reply]]] = collections.deque()
-        with pathlib.Path(episode.path).open("rb") as file:
-            file.seek(offset)
-            while not self._stop.is_set() and (piece := file.read(self._piece_bytes)):
-                self._stop.wait(self._bucket.take(len(piece)))
-                head = {"id": episode.id, "offset": offset}
-                offset += len(piece)
-                window.append((offset, client.submit("piece", head, [piece], _DEADLINE_S)))
-                self.counters.add("sent_bytes", len(piece))
-                if len(window) >= _WINDOW:
-                    _confirm(window.popleft())
-        for entry in window:
-            _confirm(entry)
+        try:
+            with episode.path.open("rb") as file:
+                file.seek(offset)
+                while not self._stop.is_set() and (piece := file.read(self._piece_bytes)):
+                    offset += len(piece)
+                    window.append((offset, self._send_piece(client, episode.id, offset - len(piece), piece)))
+                    if len(window) >= _WINDOW:
+                        _confirm(window.popleft())
+            while window:
+                _confirm(window.popleft())
+        finally:  # the next attempt starts with nothing of this one on its way
+            concurrent.futures.wait([future for _, future in window], _DEADLINE_S + 1.0)
+
+    def _send_piece(
+        self, client: Client, episode_id: str, offset: int, piece: bytes
+    ) -> concurrent.futures.Future[Reply]:
+        self._stop.wait(self._bucket.take(len(piece)))
+        self.counters.add("sent_bytes", len(piece))
+        return client.submit("piece", {"id": episode_id, "offset": offset}, [piece], _DEADLINE_S)
 
     def _report(self, kind: str, store: str, detail: str) -> None:
         _log.warning("%s: %s", kind, detail)

@@ -96,6 +96,9 @@ class Spool:
         self._reserved: dict[str, int] = {}
         self._checked: dict[str, tuple[int, int]] = {}
         self.damaged: dict[str, str] = {}
+        for path in self.folder.glob("*.store"):
+            if not path.with_suffix(".labelled").exists():  # a crash came in the middle of `delete`
+                path.unlink(missing_ok=True)
 
     def begin(self, episode_id: str, reserve_bytes: int) -> EpisodeWriter:
         """Starts an episode once its worst-case bytes fit. Raises SpaceError, or Conflict for a known id."""

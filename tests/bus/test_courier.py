@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+import os
 import threading
+import time
 
 import pytest
 
@@ -183,6 +186,22 @@ def test_receiver_refuses_what_does_not_fit(net):
     assert _ask(receiver.offer, id="e-1", total_bytes=4, sha256=sha)["offset"] == 0
 
 
+def test_everything_is_synced_before_the_acknowledgement(net, monkeypatch):
+    synced, real = set(), os.fsync
+    monkeypatch.setattr(os, "fsync", lambda fd: synced.add(os.fstat(fd).st_ino) or real(fd))
+    folder, seen = net.folder / "s", []
+
+    def at_callback(_, path):
+        wanted = [path, path.parent, folder / "stored.jsonl"]
+        seen.extend(place.stat().st_ino in synced for place in wanted)
+
+    receiver = EpisodeReceiver(folder, at_callback, spare_bytes=0)
+    sha = hashlib.sha256(b"abc").hexdigest()
+    _ask(receiver.offer, id="e-1", total_bytes=3, sha256=sha)
+    _ask(receiver.piece, [b"abc"], id="e-1", offset=0)
+    assert _ask(receiver.commit, id="e-1") == {"status": "stored"} and seen == [True] * 3
+
+
 @pytest.mark.parametrize("torn", [b"", b'{"id": "e-9", "sh'])
 def test_receiver_restarts_between_rename_and_ledger(net, torn):
     folder, got = net.folder / "s", []
@@ -194,6 +213,14 @@ def test_receiver_restarts_between_rename_and_ledger(net, torn):
     assert EpisodeReceiver(folder, lambda *_: None).stored_ids == {"e-1"}
     with pytest.raises(Conflict, match="other content"):
         _ask(receiver.offer, id="e-1", total_bytes=3, sha256="0" * 64)
+
+
+def test_courier_keeps_its_bandwidth(net):
+    spool, done = _spool(net, "e-1"), Delivered()
+    start_s = time.monotonic()
+    with Courier(spool, [Store(net).client()], piece_bytes=PIECE, limit_bytes_s=40 * PIECE, on_stored=done):
+        done.wait(1)
+    assert time.monotonic() - start_s >= (20 - 2) / 40  # two pieces go at once
 
 
 def test_token_bucket_keeps_the_rate():

@@ -96,6 +96,7 @@ def test_ended_lease_requeues_at_the_front_and_the_first_answer_wins(net):
     home = _home(net, lease_s=0.2)
     robot, slow, quick = net.client(), net.client(station="gpu-0"), net.client(station="gpu-1")
     futures = [robot.submit("request", _head(step=step), deadline_s=30) for step in range(3)]
+    robot.call("stats", deadline_s=5)  # the home has all three now
     held = _fetch(slow, target=2)
     again = _fetch(quick, target=3, timeout_s=5.0)
     assert [head["step"] for head in again] == [0, 1, 2]
@@ -118,12 +119,35 @@ def test_retired_claimant_gives_back_and_may_not_come_back(net):
             call()
 
 
+def test_retirement_ends_the_fetch_that_waits(net):
+    _home(net)
+    dead, controller = net.client(station="gpu-0", worker="g-dead"), net.client(station="controller")
+    head = {"channel": "observations", "target": 1, "timeout_s": 0.0, "wait_s": 60.0}
+    future = dead.submit("fetch", head, deadline_s=60)
+    dead.call("stats", deadline_s=5)  # its fetch waits in the home now
+    controller.call("retire", {"worker": "g-dead"}, deadline_s=5)
+    with pytest.raises(errors.RemoteError, match="retired"):
+        future.result(5)
+
+
+def test_batch_for_a_vanished_consumer_goes_back_at_once(net):
+    home = _home(net, lease_s=60.0)
+    gone, robot = net.client(station="gpu-0"), net.client()
+    gone.submit("fetch", {"channel": "observations", "target": 1, "timeout_s": 0.0, "wait_s": 30.0}, deadline_s=30)
+    gone.call("stats", deadline_s=5)  # its fetch waits in the home now
+    gone.close()
+    robot.call("put", _head(), deadline_s=5)
+    assert [head["step"] for head in _fetch(net.client(station="gpu-1"), wait_s=5.0)] == [0]
+    assert home.counters["undelivered_batches"] <= 1  # 0: the home noticed the loss before the batch
+
+
 def test_new_worker_drops_what_its_predecessor_left(net):
     home = _home(net)
     old, new, gpu = net.client(), net.client(), net.client(station="gpu-0")
     left = [old.submit("request", _head("w-old", step), deadline_s=30) for step in range(2)]
+    old.call("stats", deadline_s=5)  # the home has both now
     claimed = _fetch(gpu, target=1)
-    new.submit("request", _head("w-new", 0), deadline_s=30)
+    new.call("put", _head("w-new", 0), deadline_s=5)
     assert [head["worker"] for head in _fetch(gpu)] == ["w-new"]
     for future in left:
         with pytest.raises(errors.RemoteError, match="retired"):

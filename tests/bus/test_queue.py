@@ -64,7 +64,7 @@ class QueueModel(RuleBasedStateMachine):
         assert (item.id if item else None) == (found[0][0] if found else None)
         self.model = [e for e in self.model if e not in found]
 
-    @rule(seconds=st.sampled_from([0.5, 2.0, 11.0]))
+    @rule(seconds=st.sampled_from([0.5, 2.0, 4.0, 11.0]))
     def pass_time(self, seconds):
         self.clock.now_s += seconds
         for entry in self.model:
@@ -113,7 +113,7 @@ class QueueModel(RuleBasedStateMachine):
 
 
 TestQueueModel = QueueModel.TestCase
-TestQueueModel.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestQueueModel.settings = settings(max_examples=200, stateful_step_count=60, deadline=None)
 
 
 def test_bytes_are_bounded():
@@ -134,3 +134,14 @@ def test_repeated_request_keeps_its_claim_and_takes_the_new_payload():
     assert queue.take("y", 1, LEASE_S) == []
     item = queue.answer(ItemId("w", "e", 0))
     assert item is not None and item.payload == "new"
+
+
+def test_a_claimed_item_past_its_deadline_stays_until_its_lease_ends():
+    clock = Clock()
+    queue = ChannelQueue("c", QueueLimits(), clock)
+    queue.put(ItemId("w", "e", 0), "s", "k", None, expires_s=clock.now_s + 1.0)
+    queue.take("x", 1, LEASE_S)
+    clock.now_s += 5.0
+    assert queue.drop_expired() == [] and queue.stats()["claimed"] == 1
+    clock.now_s += 5.0
+    assert queue.end_leases() == 1 and len(queue.drop_expired()) == 1

@@ -92,6 +92,16 @@ def test_every_cut_and_every_flipped_byte_is_noticed(tmp_path):
     assert fresh.pending() == [] and "e" in fresh.damaged and path.exists()
 
 
+def test_crash_while_deleting_leaves_nothing_behind(tmp_path):
+    spool = Spool(tmp_path, "w")
+    _finish(spool, "e-1")
+    spool.label("e-1", b"success")
+    for episode_id in ("e-1", "e-2"):
+        spool.assign(episode_id, "store-0")
+    heir = Spool(tmp_path, "w-2")
+    assert _names(heir) == ["e-1.labelled", "e-1.store"] and heir.store_of("e-1") == "store-0"
+
+
 @pytest.mark.parametrize("bad", ["", "../e", "a/b", ".hidden", "a.b", "x" * 121, "a\0b", "e\n", "~"])
 def test_ids_never_leave_the_folder(tmp_path, bad):
     spool = Spool(tmp_path, "w")

@@ -12,7 +12,8 @@ import pytest
 import zmq
 
 from cel_jax.bus import errors
-from cel_jax.bus.identity import Registry
+from cel_jax.bus.identity import Identity, Registry
+from cel_jax.bus.message import decode_request, encode_reply
 from cel_jax.bus.transport import Deferred, Limits, Reply
 
 
@@ -81,6 +82,38 @@ def test_call_waits_for_a_server_that_comes_later_and_for_its_replacement(net):
     net.server({"echo": lambda request: order.append(request.header["n"]) or _echo(request)})
     assert [future.result(10).header["n"] for future in futures] == list(range(20))
     assert order == list(range(20))
+
+
+def test_a_call_whose_deadline_passed_unsent_is_never_executed(net):
+    client = net.client()
+    with pytest.raises(errors.DeadlineExceeded, match="never sent"):
+        client.call("echo", {"n": 1}, deadline_s=0.1)
+    ran: list[int] = []
+    net.server({"echo": lambda request: ran.append(request.header["n"]) or _echo(request)})
+    assert client.call("echo", {"n": 2}, deadline_s=10).header == {"n": 2}
+    assert ran == [2]
+
+
+def test_replies_that_do_not_match_are_dropped(net):
+    router = zmq.Context.instance().socket(zmq.ROUTER)
+    router.linger = 0
+    net.endpoint()
+    router.bind(net.endpoint())
+    client = net.client()
+    future = client.submit("echo", deadline_s=20)
+    peer, head = router.recv_multipart()
+    call = decode_request([head], Limits()).call
+    sender = Identity("home", "w-h", "home")
+    stale = [
+        Reply({"n": 1}, sender=sender, call=call + 1),
+        Reply({"n": 2}, sender=sender, call=call, epoch=1),
+        Reply({"n": 3}, sender=Identity("other", "w-h", "home"), call=call),
+    ]
+    for reply in [*stale, Reply({"n": 4}, sender=sender, call=call), Reply({"n": 5}, sender=sender, call=call)]:
+        router.send_multipart([peer, *encode_reply(reply)])
+    assert future.result(10).header == {"n": 4}
+    assert _reaches(client.counters, "stale_replies", 3) and client.counters["replies_of_other_station"] == 1
+    router.close()
 
 
 def test_a_lost_connection_ends_calls_on_it_at_once(net):
