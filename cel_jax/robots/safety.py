@@ -1,7 +1,7 @@
 """What every action passes before it reaches a robot: numbers, joint, velocity and step limits, workspace bounds.
 
-A number that is not finite is refused (an error: the policy is broken). Everything else is clipped, and what is returned
-is what may be executed. An arm whose commanded tip would leave the workspace holds its last command.
+A number that is not finite is refused (an error: the policy is broken). Everything else is clipped; what is returned is
+what may be executed. An arm whose commanded tip would leave the workspace holds its last command.
 Shape letters: A action numbers, G arms.
 """
 

@@ -33,9 +33,17 @@ TASKS: dict[str, Task] = {
             "phone_packaging",
             "Pack the phone.",
             (
-                "phone case", "manual", "charging cable", "charging adapter", "handover",
-                "adapter placement", "case into box", "phone into box", "lid over box", "closing",
-            ),  # fmt: skip
+                "phone case",
+                "manual",
+                "charging cable",
+                "charging adapter",
+                "handover",
+                "adapter placement",
+                "case into box",
+                "phone into box",
+                "lid over box",
+                "closing",
+            ),
         ),
     )
 }

@@ -19,6 +19,7 @@ from cel_jax.robots.sim.styles import OperatorStyle
 from cel_jax.robots.sim.world import PackagingWorld
 
 SETTLE_STEPS = 8
+MAX_STEP_RAD = 0.1  # per control period: 3 rad/s, below the robot's limit
 PAUSE_MIN_S, PAUSE_MEAN_S, PAUSE_MAX_S = 0.3, 0.8, 2.5
 
 
@@ -45,7 +46,8 @@ class Expert:
         """float32 [16]: the next absolute targets, in the robot's encoder units."""
         next(self._motion)
         hands = self._hands
-        self._q = self._world.kinematics.solve(self._q, hands.position, hands.rotation)
+        step = self._world.kinematics.solve(self._q, hands.position, hands.rotation) - self._q
+        self._q = self._q + np.clip(step, -MAX_STEP_RAD, MAX_STEP_RAD)
         action = np.empty(ACTION_DIM, np.float32)
         action[JOINT_INDEX] = self._q + self._world.physics.encoder_offset_rad
         action[GRIPPER_INDEX] = hands.opening / L.MAX_OPENING

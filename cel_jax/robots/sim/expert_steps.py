@@ -24,6 +24,7 @@ CLOSE_HOLD_S = 0.17
 MISS_M, MISS_BEYOND_M = 0.055, 0.028
 LEFT_PITCH = np.pi / 3
 HANDOVER_POINT = np.array([0.36, 0.02, 0.24])
+HANDOVER_WAIT = np.array([0.38, -0.08, 0.34])
 BRACE_TILT, PUSH_TILT, LID_TILT = 0.70, 0.15, 0.10
 LID_OFFSET_Y = 0.017
 # Tip heights over a part's centre when it is grasped (the finger ends 10 mm below the tip).
@@ -43,7 +44,7 @@ class Steps:
         self._world, self._hands, self._style, self._rng = world, hands, style, rng
         self.deliberate_error = False
         home = world.kinematics.forward(home_q())
-        self._home = home[0] + np.array([0.0, 0.0, 0.06]), home[1]
+        self._home = home[0] + _up(0.06), home[1]
         self._order = (
             self._case_to_pad, self._manual_to_case, self._cable_to_bay, self._take_adapter, self._hand_over,
             self._place_adapter, self._case_to_box, self._push_phone, self._lid_over, self._close_lid,
@@ -79,7 +80,7 @@ class Steps:
     def _top_grasp(self, thing: int) -> Pose:
         """Hand straight down over a level part, closing across its width."""
         f = self._facts
-        lift = np.array([0.0, 0.0, GRASP_RISE[thing]])
+        lift = _up(GRASP_RISE[thing])
         return f.position[thing] + lift, turns.about_z(turns.yaw_of(f.rotation[thing])) @ turns.DOWN
 
     def _pick(self, arm: int, thing: int, grasp: Callable[[], Pose], back: np.ndarray, lift_z: float) -> Motion:
@@ -106,7 +107,9 @@ class Steps:
         along = LENGTH[thing] / 2 + MISS_BEYOND_M
         return side * along * np.array([rotation[0, 0], rotation[1, 0], 0.0])
 
-    def _approach(self, arm: int, position: np.ndarray, rotation: np.ndarray, back: np.ndarray, opening: float) -> Motion:
+    def _approach(
+        self, arm: int, position: np.ndarray, rotation: np.ndarray, back: np.ndarray, opening: float
+    ) -> Motion:
         before = position + back
         above = np.array([before[0], before[1], max(before[2], HOVER_Z)])
         yield from together(self._hands.move(arm, above, rotation), self._hands.grip(arm, opening))
@@ -145,7 +148,7 @@ class Steps:
 
     def _manual_to_case(self) -> Motion:
         yield from self._pick(L.RIGHT, L.MANUAL, lambda: self._top_grasp(L.MANUAL), UP, 0.10)
-        case = self._facts.position[L.CASE] + [0.0, 0.0, L.CASE_HALF[2] + L.MANUAL_HALF[2] + 0.002]
+        case = self._facts.position[L.CASE] + _up(L.CASE_HALF[2] + L.MANUAL_HALF[2] + 0.002)
         yaw = turns.yaw_of(self._facts.rotation[L.CASE])
         yield from self._place(L.RIGHT, L.MANUAL, case, yaw, 0.03, 0.09)
 
@@ -159,7 +162,7 @@ class Steps:
         f = self._facts
         yaw = turns.yaw_of(f.rotation[L.ADAPTER], np.pi / 2)
         rotation = turns.about_z(yaw) @ turns.about_y(-LEFT_PITCH) @ turns.DOWN
-        return f.position[L.ADAPTER] + [0.0, 0.0, -0.010], rotation
+        return f.position[L.ADAPTER] + _up(-0.010), rotation
 
     def _take_adapter(self) -> Motion:
         back = -0.08 * self._side_grasp()[1][:, 2]
@@ -170,7 +173,7 @@ class Steps:
         yield from together(
             self._hands.move(L.LEFT, HANDOVER_POINT, turns.about_y(-LEFT_PITCH) @ turns.DOWN),
             self._hands.grip(L.RIGHT, WIDTH[L.ADAPTER] + APPROACH_GAP),
-            self._hands.move(L.RIGHT, HANDOVER_POINT + [0.02, -0.10, 0.10], turns.DOWN),
+            self._hands.move(L.RIGHT, HANDOVER_WAIT, turns.DOWN),
         )
         yield from self._take_over()
         yield from self._hands.grip(L.LEFT, WIDTH[L.ADAPTER] + 0.03, 0.1)
@@ -193,11 +196,11 @@ class Steps:
             position, rotation = self._top_of_adapter(tries)
             tries += 1
             position = position + self._noise()
-            yield from self._hands.move(L.RIGHT, position + [0.0, 0.0, 0.06], rotation)
+            yield from self._hands.move(L.RIGHT, position + _up(0.06), rotation)
             yield from self._hands.move(L.RIGHT, position, speed=0.7)
             yield from self._hands.grip(L.RIGHT, 0.0, CLOSE_HOLD_S)
             if not self._facts.held[L.RIGHT, L.ADAPTER]:
-                yield from self._back_off(L.RIGHT, position + [0.0, 0.0, 0.06], WIDTH[L.ADAPTER] + APPROACH_GAP)
+                yield from self._back_off(L.RIGHT, position + _up(0.06), WIDTH[L.ADAPTER] + APPROACH_GAP)
 
     def _place_adapter(self) -> Motion:
         if self._facts.held[L.RIGHT, L.ADAPTER]:
@@ -210,7 +213,7 @@ class Steps:
         held = turns.yaw_of(self._facts.rotation[L.ADAPTER], np.pi / 2)
         heading = turns.about_z(yaw - held) @ _level(self._facts.rotation[L.ADAPTER])
         target, rotation = self._tip_for(L.RIGHT, L.ADAPTER, bay + self._noise(), heading)
-        yield from self._hands.move(L.RIGHT, target + [0.0, 0.0, 0.09], rotation)
+        yield from self._hands.move(L.RIGHT, target + _up(0.09), rotation)
         yield from self._hands.move(L.RIGHT, target, speed=0.7)
         yield from wait(0.07)
         yield from self._hands.grip(L.RIGHT, WIDTH[L.ADAPTER] + 0.010, 0.2)
@@ -218,7 +221,7 @@ class Steps:
     def _tip_adapter(self) -> Motion:
         """The finger on the adapter's right side pushes its top over to the left."""
         f = self._facts
-        x, y, z = f.in_box[L.ADAPTER]
+        x, y, _ = f.in_box[L.ADAPTER]
         rotation = turns.about_z(self._box_yaw()) @ turns.DOWN
         top = L.BOX_FLOOR + 2 * L.ADAPTER_HALF[2]
         if np.linalg.norm(f.tip_in_box[L.RIGHT][:2] - [x, y]) > 0.012:
@@ -261,7 +264,10 @@ class Steps:
         yield from together(
             self._brace(),
             in_turn(
-                together(self._hands.move(L.LEFT, self._in_box(x, start + 0.02, 0.17), rotation), self._hands.grip(L.LEFT, 0.0)),
+                together(
+                    self._hands.move(L.LEFT, self._in_box(x, start + 0.02, 0.17), rotation),
+                    self._hands.grip(L.LEFT, 0.0),
+                ),
                 self._hands.move(L.LEFT, self._in_box(x, start, z + 0.008)),
             ),
         )
@@ -271,12 +277,12 @@ class Steps:
 
     def _press(self, thing: int) -> Motion:
         """Presses on the side of the phone that points into the box and draws it to the middle: flat."""
-        x, y, z = self._facts.in_box[thing]
+        x, y, _ = self._facts.in_box[thing]
         side = 0.018 if y > 0 else -0.018
         spot, rotation = self._in_box(x, y - side, 0.0), turns.about_z(self._box_yaw()) @ turns.DOWN
         low = L.LEDGE_Z + 2 * (L.CASE_HALF[2] + L.MANUAL_HALF[2] + L.PHONE_HALF[2]) + L.TIP_INSET - 0.003
-        yield from self._hands.move(L.LEFT, spot + [0.0, 0.0, 0.14], rotation)
-        yield from self._hands.move(L.LEFT, spot + [0.0, 0.0, low], speed=0.7)
+        yield from self._hands.move(L.LEFT, spot + _up(0.14), rotation)
+        yield from self._hands.move(L.LEFT, spot + _up(low), speed=0.7)
         yield from self._hands.move(L.LEFT, self._in_box(0.0, -side, low), speed=0.4)
         yield from self._rise(L.LEFT, 0.14)
 
@@ -308,7 +314,7 @@ class Steps:
         tilted = turns.about_z(self._box_yaw()) @ turns.about_x(LID_TILT)
         goal = self._in_box(0.0, LID_OFFSET_Y, L.BOX_RIM_Z + 0.009) + self._noise()
         target, rotation = self._tip_for(L.LEFT, L.LID, goal, tilted)
-        yield from self._hands.move(L.LEFT, target + [0.0, 0.0, 0.05], rotation)
+        yield from self._hands.move(L.LEFT, target + _up(0.05), rotation)
         yield from self._hands.move(L.LEFT, target, speed=0.7)
         yield from self._hands.grip(L.LEFT, L.MAX_OPENING, 0.1)
         yield from self._rise(L.LEFT, 0.15)
@@ -317,7 +323,7 @@ class Steps:
         """Pushes the lid into line from the left and presses it down."""
         yield from self._brace()
         rotation = self._push_rotation()
-        x, y, z = self._facts.in_box[L.LID]
+        x, y, _ = self._facts.in_box[L.LID]
         if abs(y) > 0.004 or not S.lid_seated(self._facts):
             yield from self._align_lid(x, y, rotation)
         yield from self._rise(L.LEFT, 0.13)
@@ -347,7 +353,11 @@ class Steps:
         yield from self._hands.move(L.LEFT, end, speed=0.5)
 
 
-UP = np.array([0.0, 0.0, 0.07])
+def _up(z: float) -> np.ndarray:
+    return np.array([0.0, 0.0, z])
+
+
+UP = _up(0.07)  # from before a grasp down to it
 
 
 def _level(rotation: np.ndarray) -> np.ndarray:

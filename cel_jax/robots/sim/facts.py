@@ -16,7 +16,8 @@ from cel_jax.robots.sim import layout as L
 @dataclasses.dataclass(frozen=True)
 class Facts:
     """One moment. time_s; position [O, 3]; rotation [O, 3, 3]; speed [O] m/s; held bool [2, O]: both fingers of the
-    gripper touch the object; touched bool [2, O]: at least one does; tip [2, 3] m; opening [2] m. World frame = robot base frame."""
+    gripper touch the object; touched bool [2, O]: at least one does; tip [2, 3] m; opening [2] m.
+    World frame = robot base frame."""
 
     time_s: float
     position: np.ndarray
@@ -40,7 +41,7 @@ class Facts:
     @functools.cached_property
     def any_held(self) -> np.ndarray:
         """bool [O]: held by either gripper."""
-        return self.held.any(axis=0)
+        return np.asarray(self.held.any(axis=0))
 
     def tilt_rad(self, thing: int) -> float:
         """Angle between the object's z axis and the vertical, 0..pi."""

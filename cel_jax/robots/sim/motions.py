@@ -34,8 +34,8 @@ class Hands:
         turn = rotation_error(turned, target)
         way = np.asarray(position, float) - start
         rate = self.speed * speed
-        seconds = MIN_JERK_PEAK * max(np.linalg.norm(way) / (PEAK_M_S * rate), np.linalg.norm(turn) / (PEAK_RAD_S * rate))
-        steps = max(2, int(np.ceil(seconds / PERIOD_S)))
+        mean_s = max(np.linalg.norm(way) / PEAK_M_S, np.linalg.norm(turn) / PEAK_RAD_S) / rate
+        steps = max(2, int(np.ceil(MIN_JERK_PEAK * mean_s / PERIOD_S)))
         for i in range(1, steps + 1):
             s = _min_jerk(i / steps)
             self.position[arm] = start + s * way

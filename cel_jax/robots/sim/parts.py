@@ -36,7 +36,8 @@ def small_parts(friction_scale: float) -> str:
     mu = 0.55 * friction_scale
 
     def part(name: str, half: tuple[float, ...], rgba: str, mass: float, friction: float, marks: str = "") -> str:
-        return free_part(name, geom((0, 0, 0), half, rgba, PART_BITS, mass=mass, friction=f"{friction} .005 .0001") + marks)
+        body = geom((0, 0, 0), half, rgba, PART_BITS, mass=mass, friction=f"{friction} .005 .0001")
+        return free_part(name, body + marks)
 
     screen = _mark((0, 0, L.PHONE_HALF[2]), (0.060, 0.035, 0.0006), "0.2 0.45 0.75 1")
     ring = _mark((0, 0, L.CABLE_HALF[2]), (0.012, 0.009, 0.0006), "0.2 0.2 0.2 1")

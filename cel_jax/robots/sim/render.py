@@ -16,8 +16,8 @@ from cel_jax.robots.sim.engine import mujoco
 
 SQUEEZE = 640 / 400  # width over height of the head camera's full image
 GL_HELP = (
-    "no offscreen GL for MuJoCo (MUJOCO_GL={backend}). Install the Debian packages libegl1 libegl-mesa0 libgl1-mesa-dri "
-    "(or libosmesa6 with MUJOCO_GL=osmesa), or use observation mode 'state', which renders nothing."
+    "no offscreen GL for MuJoCo (MUJOCO_GL={backend}). Install the Debian packages libegl1 libegl-mesa0 "
+    "libgl1-mesa-dri (or libosmesa6 with MUJOCO_GL=osmesa), or use observation mode 'state', which renders nothing."
 )
 
 
@@ -43,9 +43,7 @@ class CameraRenderer:
         camera = mujoco.MjvCamera()
         camera.type = mujoco.mjtCamera.mjCAMERA_FIXED
         camera.fixedcamid = model.camera(camera_name).id
-        mujoco.mjv_updateScene(
-            model, data, self._option, None, camera, int(mujoco.mjtCatBit.mjCAT_ALL), self._scene
-        )
+        mujoco.mjv_updateScene(model, data, self._option, None, camera, int(mujoco.mjtCatBit.mjCAT_ALL), self._scene)
         if camera_name == "head":
             self._squeeze()
         image = np.empty((self.image_px, self.image_px, 3), np.uint8)

@@ -55,7 +55,7 @@ class SimulatedRobot:
         self._next_tick_s = time.monotonic() + PERIOD_S
 
     def get_observation(self, with_images: bool = True) -> Observation:
-        """The present observation; images are rendered only when asked for. Its clock counts robot time from the reset."""
+        """The present observation; images are rendered only when asked for. Its clock counts from the reset."""
         self._check_running("get_observation")
         return self.world.observe(with_images)
 

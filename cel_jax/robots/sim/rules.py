@@ -1,6 +1,6 @@
 """The referee of a Phone Packaging trial: order, retries, progress, drops, and the closed box at the end.
 
-Pure: it sees `Facts` and keeps counters, and knows no simulator. One verdict per trial, with a reason that names the step.
+Pure: it sees `Facts` and keeps counters, and knows no simulator. One verdict per trial; its reason names the step.
 """
 
 from __future__ import annotations
@@ -50,6 +50,7 @@ class Referee:
         self._held_once: set[int] = set()
         self._since: dict[str, float] = {}
         self._armed = np.zeros(2, bool)
+        self._had = False
         self._best, self._best_time_s = np.inf, 0.0
 
     def update(self, facts: Facts) -> Verdict | None:
@@ -115,7 +116,7 @@ class Referee:
                 if near and not f.held[arm].any():
                     self._count_empty(f.time_s)
             self._armed[arm] = f.opening[arm] > self.params.armed_opening_m or (self._armed[arm] and not closed)
-        if target is not None and f.any_held[target[0]]:
+        if f.any_held[rule.thing]:
             self.empty_grasps = 0
         limit = self.params.max_empty_grasps
         return f"{limit} empty grasps in a row" if self.empty_grasps >= limit else ""
@@ -171,6 +172,10 @@ class Referee:
 
     def _stalled(self, f: Facts, rule: S.Stage) -> str:
         left = rule.left_to_go(f, self.memory)
+        held = bool(f.any_held[rule.thing])
+        if self._had and not held:
+            self._best = np.inf  # a part let go or lost: progress is measured anew
+        self._had = held
         if left < self._best - self.params.progress_m:
             self._best, self._best_time_s = left, f.time_s
         if f.time_s > self.params.max_episode_s:

@@ -16,9 +16,10 @@ SUBSTEPS = 8
 TIMESTEP_S = 1.0 / CONTROL_HZ / SUBSTEPS
 
 # Cameras. The paper's head camera gives 400 x 640, its wrist cameras 1056 x 1280 (height x width).
-HEAD_FOVY_DEG = 58.0
+HEAD_FOVY_DEG = 42.0
 WRIST_FOVY_DEG = 86.0
-HEAD_POS, HEAD_TARGET = (0.02, 0.0, 0.74), (0.43, 0.0, 0.02)
+WRIST_POS = (0.045, 0.0, 0.085)
+HEAD_POS, HEAD_TARGET = (0.04, 0.0, 0.80), (0.43, -0.03, 0.02)
 
 
 def build_model(calibration: RobotCalibration) -> mujoco.MjModel:
@@ -60,13 +61,13 @@ def scene_xml(calibration: RobotCalibration) -> str:
 
 
 def _light_text(calibration: RobotCalibration) -> str:
-    level = 0.35 * calibration.light_scale
+    level = 0.28 * calibration.light_scale
     tint = " ".join(f"{level * t:.4f}" for t in calibration.light_tint)
     return f'<headlight ambient="{tint}" diffuse="{tint}" specular="0 0 0"/>'
 
 
 def _diffuse(calibration: RobotCalibration) -> str:
-    level = 0.5 * calibration.light_scale
+    level = 0.42 * calibration.light_scale
     return 'diffuse="' + " ".join(f"{level * t:.4f}" for t in calibration.light_tint) + '" specular="0 0 0"'
 
 
@@ -79,8 +80,8 @@ def _head_camera(calibration: RobotCalibration) -> str:
 
 def _wrist_camera(arm: int, calibration: RobotCalibration) -> str:
     """A camera on the hand that looks at the fingertips; its view is Table 4's crop of the full view."""
-    pos = np.add((-0.005, 0.0, 0.075), calibration.camera_shift_m[1 + arm])
-    look = np.subtract((arms.HAND + L.FINGER_LENGTH + 0.01, 0.0, 0.0), (-0.005, 0.0, 0.075))
+    pos = np.add(WRIST_POS, calibration.camera_shift_m[1 + arm])
+    look = np.subtract((arms.HAND + L.FINGER_LENGTH + 0.01, 0.0, 0.0), WRIST_POS)
     axes = _look_axes(look, (0, 0, 1))
     turn = calibration.camera_turn_rad[1 + arm]
     return _camera_text(CAMERAS[1 + arm], pos, axes, wrist_crop_fovy_deg(), turn)

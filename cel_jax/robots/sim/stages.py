@@ -112,10 +112,8 @@ def case_in_box(f: Facts) -> bool:
 
 def phone_in_box(f: Facts) -> bool:
     """The phone lies flat in the box, its upper face below where the lid's plug comes."""
-    x, y, z = f.in_box[L.PHONE]
-    return bool(
-        in_interior(f, L.PHONE) and f.lean_rad(L.PHONE) < FLAT_RAD and z < L.BOX_RIM_Z - L.LID_PLUG_DEPTH - 0.004
-    )
+    low = f.in_box[L.PHONE, 2] < L.BOX_RIM_Z - L.LID_PLUG_DEPTH - 0.004
+    return bool(in_interior(f, L.PHONE) and f.lean_rad(L.PHONE) < FLAT_RAD and low)
 
 
 def lid_over_box(f: Facts) -> bool:
@@ -150,7 +148,7 @@ def _brace_left(f: Facts) -> float:
 def _case_safe(f: Facts, m: Memory) -> bool:
     """The case can still be grasped: on its stack or on the pad."""
     z = f.position[L.CASE, 2]
-    return bool(z > L.PEDESTAL_Z - 0.002 or on_pad(f, L.CASE, 0.04) and z > 2 * L.PAD_HALF[2] - 0.002)
+    return bool(z > L.PEDESTAL_Z - 0.002 or (on_pad(f, L.CASE, 0.04) and z > 2 * L.PAD_HALF[2] - 0.002))
 
 
 def _manual_safe(f: Facts, m: Memory) -> bool:

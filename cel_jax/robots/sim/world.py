@@ -1,9 +1,9 @@
 """One simulated robot with its task, headless: what a lock-step evaluator drives, many in one process.
 
-    world = PackagingWorld(robot_seed=7, mode="state")
-    world.reset(seed)
-    while world.verdict() is None:
-        world.step(policy(world.observe()))
+world = PackagingWorld(robot_seed=7, mode="state")
+world.reset(seed)
+while world.verdict() is None:
+    world.step(policy(world.observe()))
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ PERIOD_S = 1.0 / scene.CONTROL_HZ
 MIN_HELD_M = 0.012
 HOLD_MEMORY_STEPS = 2  # a contact that flickers for this many control steps still counts as held
 OBJECT_CENTRE_M, OBJECT_SCALE_M = np.array([0.42, 0.0, 0.05]), 0.2
-POSE_NUMBERS = 9
+POSE_NUMBERS = 15
+NEAR_M = 0.02  # below this distance from a gripper, offsets are seen linearly; beyond, logarithmically
 START_STD_RAD = 0.02
 MODES = ("images", "state")
 TIPS_LOW_M, TIPS_HIGH_M = (0.05, -0.60, 0.001), (0.75, 0.60, 0.60)
@@ -119,11 +120,17 @@ class PackagingWorld:
         return {name: renderer.render(p.model, p.data, name) for name in CAMERAS}
 
     def objects(self) -> np.ndarray:
-        """float32 [7, 9]: position (scaled to about one) and two columns of the rotation, in the base frame."""
+        """float32 [7, 15]: position (scaled to about one) and two columns of the rotation, in the base frame; then
+        the offset from each gripper in that gripper's frame, squashed: what the wrist cameras show in `images` mode.
+        """
         position, rotation = self.physics.object_poses()
-        seen = (position + self.calibration.object_bias_m - OBJECT_CENTRE_M) / OBJECT_SCALE_M
+        biased = position + self.calibration.object_bias_m
+        seen = (biased - OBJECT_CENTRE_M) / OBJECT_SCALE_M
         columns = rotation[:, :, :2].transpose(0, 2, 1).reshape(len(L.OBJECTS), 6)
-        return np.concatenate([seen, columns], axis=1).astype(np.float32)
+        tip, turn = self.physics.tips()
+        offset = np.einsum("aji,oaj->oai", turn, biased[:, None] - tip[None])
+        near = np.arcsinh(offset.reshape(len(L.OBJECTS), 6) / NEAR_M)
+        return np.concatenate([seen, columns, near], axis=1).astype(np.float32)
 
     def verdict(self) -> Verdict | None:
         """The trial's outcome once it is known."""
@@ -144,7 +151,8 @@ class PackagingWorld:
         tip, _ = p.tips()
         opening = p.data.qpos[p.finger_qpos].sum(axis=1)
         touch = p.touching().reshape(2, 2, len(L.OBJECTS))
-        held, touched = self._held(touch.all(axis=1), opening), touch.any(axis=1)
+        held = self._held(np.asarray(touch.all(axis=1)), opening)
+        touched = np.asarray(touch.any(axis=1))
         return Facts(self.time_s, position.copy(), rotation.copy(), p.speeds(), held, touched, tip.copy(), opening)
 
     def _held(self, both: np.ndarray, opening: np.ndarray) -> np.ndarray:
