@@ -101,14 +101,14 @@ class Attention(nn.Module):
         c = self.experts[i]
         init = nn.initializers.lecun_normal
         if c.num_kv_heads == c.num_heads:
-            shape = (3, c.num_heads, c.width, c.head_dim)
-            fused = Einsum(shape, init(in_axis=-2, out_axis=-1, batch_axis=(0, 1)), name=expert_name("qkv_einsum", i))
+            triple = (3, c.num_heads, c.width, c.head_dim)
+            fused = Einsum(triple, init(in_axis=-2, out_axis=-1, batch_axis=(0, 1)), name=expert_name("qkv_einsum", i))
             q, k, v = fused("BTD,CNDH->CBTNH", x)
             return q, k, v
         shape = (c.num_heads, c.width, c.head_dim)
         query = Einsum(shape, init(in_axis=-2, out_axis=-1, batch_axis=(0,)), name=expert_name("q_einsum", i))
-        shape = (2, c.num_kv_heads, c.width, c.head_dim)
-        both = Einsum(shape, init(in_axis=-2, out_axis=-1, batch_axis=(0, 1)), name=expert_name("kv_einsum", i))
+        pair = (2, c.num_kv_heads, c.width, c.head_dim)
+        both = Einsum(pair, init(in_axis=-2, out_axis=-1, batch_axis=(0, 1)), name=expert_name("kv_einsum", i))
         k, v = both("BTD,CKDH->CBTKH", x)
         return query("BTD,NDH->BTNH", x), k, v
 

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any, TypeAlias
+
 import flax.struct
 import jax
 import jax.numpy as jnp
 
 from cel_jax.models.presets import Pi0Config
+
+Array: TypeAlias = Any  # jax or numpy
 
 
 @flax.struct.dataclass
@@ -18,12 +23,12 @@ class ModelInputs:
     state: f32 [B, S], S at most the network's state width (zeros are added).
     """
 
-    images: dict[str, jax.Array]
-    image_masks: dict[str, jax.Array]
-    objects: jax.Array | None
-    tokens: jax.Array
-    token_mask: jax.Array
-    state: jax.Array
+    images: Mapping[str, Array]
+    image_masks: Mapping[str, Array]
+    objects: Array | None
+    tokens: Array
+    token_mask: Array
+    state: Array
 
 
 def pad_last(x: jax.Array, width: int, name: str) -> jax.Array:

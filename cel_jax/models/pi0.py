@@ -67,7 +67,7 @@ class Pi0(nn.Module):
         """Velocity [B, H, A] at x_t [B, H, A] and time [B], prefix and suffix in one pass."""
         return self.decode(self.joint(inputs, x_t, time)[1])
 
-    def joint(self, inputs: ModelInputs, x_t: jax.Array, time: jax.Array) -> tuple[jax.Array, jax.Array]:
+    def joint(self, inputs: ModelInputs, x_t: jax.Array, time: jax.Array) -> tuple[Any, Any]:
         """Outputs of both experts after their final norms: [B, P, D0] and [B, S, D1]."""
         prefix = self.embed_prefix(inputs)
         suffix, cond = self.embed_suffix(inputs.state, x_t, time)
@@ -75,7 +75,7 @@ class Pi0(nn.Module):
         start = jnp.concatenate([prefix.block_start, suffix.block_start])
         mask, position = masks.attention_mask(valid, start), masks.positions(valid)
         out, _ = self.PaliGemma.llm((prefix.x, suffix.x), position, mask, (None, cond))
-        return out
+        return out[0], out[1]
 
     def embed_prefix(self, inputs: ModelInputs) -> Tokens:
         """Image tokens, object tokens, prompt tokens; they all see each other."""
@@ -120,13 +120,13 @@ class Pi0(nn.Module):
         state = self.state_proj(pad_last(state, c.state_width, "state"))
         return _suffix(jnp.concatenate([state[:, None], actions], axis=1), state_tokens=1), None
 
-    def decode(self, suffix_out: jax.Array) -> jax.Array:
+    def decode(self, suffix_out: Any) -> jax.Array:
         """[B, S, D] -> velocity f32 [B, H, A]."""
         c = self.config
         out = self.action_out_proj(suffix_out[:, -c.num_action_tokens :])
         return out.reshape(out.shape[0], c.action_horizon, c.action_dim).astype(jnp.float32)
 
-    def encode_prefix(self, inputs: ModelInputs) -> tuple[KeyValue, jax.Array]:
+    def encode_prefix(self, inputs: ModelInputs) -> tuple[KeyValue | None, jax.Array]:
         """Keys and values of all layers, each [layers, B, P, heads, head_dim], and validity bool [B, P]."""
         prefix = self.embed_prefix(inputs)
         mask = masks.attention_mask(prefix.valid, prefix.block_start)
@@ -167,9 +167,13 @@ def param_shapes(config: Pi0Config) -> Params:
     return jax.eval_shape(functools.partial(_init, config), jax.random.key(0))
 
 
+def _apply(params: Params, config: Pi0Config, *args: Any, method: str = "__call__") -> Any:
+    return Pi0(config).apply({"params": params}, *args, method=method)
+
+
 def velocity(params: Params, config: Pi0Config, inputs: ModelInputs, x_t: jax.Array, time: jax.Array) -> jax.Array:
     """f32 [B, H, A] at x_t [B, H, A] and time [B]."""
-    return Pi0(config).apply({"params": params}, inputs, x_t, time)
+    return _apply(params, config, inputs, x_t, time)
 
 
 def flow_loss(
@@ -216,14 +220,13 @@ def sample_actions(
     """
     if num_steps < 1:
         raise ValueError(f"num_steps must be at least 1, got {num_steps}")
-    model, variables = Pi0(config), {"params": params}
-    cache, valid = model.apply(variables, inputs, method="encode_prefix")
+    cache, valid = _apply(params, config, inputs, method="encode_prefix")
     dt = -1.0 / num_steps
 
     def step(carry: tuple[jax.Array, jax.Array], _: None) -> tuple[tuple[jax.Array, jax.Array], None]:
         x_t, time = carry
         times = jnp.full((x_t.shape[0],), time)
-        v = model.apply(variables, cache, valid, inputs.state, x_t, times, method="cached_velocity")
+        v = _apply(params, config, cache, valid, inputs.state, x_t, times, method="cached_velocity")
         return (x_t + dt * v, time + dt), None
 
     (actions, _), _ = jax.lax.scan(step, (noise.astype(jnp.float32), jnp.float32(1.0)), None, length=num_steps)
@@ -232,4 +235,4 @@ def sample_actions(
 
 def vision_tokens(params: Params, config: Pi0Config, images: jax.Array) -> jax.Array:
     """f32 [B, px, px, 3] in -1..1 -> [B, n, tower width]: the tower's tokens before the head, for retrieval."""
-    return Pi0(config).apply({"params": params}, images, False, method="image_tokens")
+    return _apply(params, config, images, False, method="image_tokens")

@@ -5,6 +5,7 @@ The fixtures are numbers only (see their README); CEL_FIXTURES names their folde
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import json
 import os
@@ -52,7 +53,7 @@ TOLERANCE = {
 
 def fixture_config(z: Any) -> Pi0Config:
     c = json.loads(bytes(z["config_json"]))
-    tower = c["siglip"]
+    t = c["siglip"]
     return Pi0Config(
         action_dim=c["action_dim"],
         action_horizon=c["action_horizon"],
@@ -63,7 +64,7 @@ def fixture_config(z: Any) -> Pi0Config:
         objects_shape=None,
         paligemma=GemmaConfig(**c["paligemma"]),
         action_expert=GemmaConfig(**c["action_expert"]),
-        siglip=SigLIPConfig(tower["width"], tower["depth"], tower["mlp_dim"], tower["num_heads"], tower["patch_size"][0]),
+        siglip=SigLIPConfig(t["width"], t["depth"], t["mlp_dim"], t["num_heads"], t["patch_size"][0]),
         vocab_size=c["vocab_size"],
         pi05=c["pi05"],
         dtype="float32",
@@ -152,11 +153,6 @@ def highest_precision() -> Any:
         yield
 
 
-def needs_fixtures() -> None:
-    if not FILES:
-        pytest.skip(f"no parity fixtures at {FIXTURES}; set CEL_FIXTURES")
-
-
 @pytest.mark.skipif(not FILES, reason=f"no parity fixtures at {FIXTURES}; set CEL_FIXTURES")
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
 def test_every_array_of_every_batch(path: pathlib.Path) -> None:
@@ -189,8 +185,6 @@ def test_openpi_checkpoint_gives_the_same_outputs() -> None:
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
 def test_bfloat16_stays_close(path: pathlib.Path) -> None:
     z = np.load(path)
-    import dataclasses
-
     config = dataclasses.replace(fixture_config(z), dtype="bfloat16")
     inputs = fixture_inputs(z, config, "batch0")
     args = jnp.asarray(z["batch0/out/x_t"]), jnp.asarray(z["batch0/in/time"])
