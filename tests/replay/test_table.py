@@ -1,0 +1,68 @@
+"""One conformance suite on both tables; Reverb's part runs in the environment that has it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from cel_jax.replay.table import make_table, reverb_is_installed
+from tests.replay import conformance
+
+ROOT = Path(__file__).resolve().parents[2]
+REVERB_PYTHON = Path(os.environ.get("CEL_REVERB_PYTHON", ROOT / ".venv-reverb/bin/python"))
+
+
+@pytest.mark.parametrize("name, check", list(conformance.checks()), ids=lambda value: value if isinstance(value, str) else "")
+def test_memory_table(name: str, check) -> None:
+    check(lambda horizon, share=0.0: make_table("memory", horizon, share))
+
+
+def in_reverb_environment(*arguments: str, timeout_s: float = 200.0) -> subprocess.CompletedProcess[str]:
+    if not REVERB_PYTHON.exists():
+        pytest.skip(f"no Reverb environment at {REVERB_PYTHON}: python3.11 -m venv .venv-reverb && "
+                    ".venv-reverb/bin/pip install -r requirements/reverb.txt, or set CEL_REVERB_PYTHON")
+    return subprocess.run([REVERB_PYTHON, *arguments], cwd=ROOT, capture_output=True, text=True, timeout=timeout_s,
+                          check=False)
+
+
+@pytest.mark.slow
+def test_reverb_table() -> None:
+    done = in_reverb_environment("-m", "tests.replay.conformance", "reverb")
+    passed = {line.split()[1] for line in done.stdout.splitlines() if line.startswith("passed ")}
+    assert done.returncode == 0 and passed == {name for name, _ in conformance.checks()}, done.stderr[-3000:]
+
+
+@pytest.mark.slow
+def test_store_and_codec_run_in_the_reverb_environment() -> None:
+    """numpy 1.26: the same tests that run here."""
+    files = ["tests/replay/test_store.py", "tests/replay/test_priorities.py", "tests/data/test_episode_codec.py",
+             "tests/data/test_lerobot_v3.py"]
+    done = in_reverb_environment("-m", "pytest", "-q", "-m", "not slow", *files)
+    assert done.returncode == 0 and " passed" in done.stdout, done.stdout[-3000:] + done.stderr[-2000:]
+
+
+def test_auto_takes_reverb_where_it_is_installed(capsys) -> None:
+    table = make_table("auto", 4)
+    expected = "reverb" if reverb_is_installed() else "memory"
+    assert table.name == expected and f"replay table: {expected} (asked for auto)" in capsys.readouterr().out
+    table.close()
+    with pytest.raises(ValueError, match="expected `auto`"):
+        make_table("redis", 4)
+
+
+@pytest.mark.skipif(reverb_is_installed(), reason="Reverb is installed here")
+def test_reverb_where_it_is_missing_says_what_to_do() -> None:
+    with pytest.raises(RuntimeError, match=r"requirements/reverb.txt"):
+        make_table("reverb", 4)
+
+
+def test_the_chi_square_check_can_fail() -> None:
+    """The suite's own instrument: a tenth more weight on half of the chunks must alarm at the suite's sample size."""
+    rng, n = np.random.default_rng(0), 40
+    skewed = np.where(np.arange(n) < n // 2, 1.1, 0.9) / n
+    assert conformance.chi_square_alarm(rng.multinomial(20_000, skewed), np.full(n, 1 / n))
+    assert not conformance.chi_square_alarm(rng.multinomial(20_000, np.full(n, 1 / n)), np.full(n, 1 / n))
