@@ -118,6 +118,9 @@ class ExperienceStore:
         if key not in priorities.episodes:
             return
         self.table.insert_episode(episode, priorities.starts(key), priorities.stored(key))
+        self._trim_window()
+
+    def _trim_window(self) -> None:
         for gone in self.table.over_window(self.config.window_frames):
             self._leave_window(gone, "window")
 
@@ -263,6 +266,7 @@ class ExperienceStore:
             self._event("open", {"horizon": self.config.horizon})
         self._recover_shards()
         self._rebuild_table()
+        self._trim_window()  # a crash may have come between an arrival and its evictions
         for name in FOLDER_OF.values():
             self._recover_settled(name)
         for path in self._files.files("incoming"):

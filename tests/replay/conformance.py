@@ -57,9 +57,9 @@ def chi_square_alarm(counts: np.ndarray, probabilities: np.ndarray) -> bool:
 
 
 def counts_of(table: ChunkTable, n: int, seed: int) -> np.ndarray:
-    counts = Counter(table.sample(n, seed).keys)
-    assert set(counts) <= set(table.keys())
-    return np.array([counts[key] for key in table.keys()])
+    counts, keys = Counter(table.sample(n, seed).keys), table.keys()
+    assert set(counts) <= set(keys)
+    return np.array([counts[key] for key in keys])
 
 
 def all_weights(table: ChunkTable) -> np.ndarray:
@@ -199,7 +199,8 @@ def check_only_the_policys_successes_enter(make: MakeTable) -> None:
     raises(SourceError, "from frame 9", lambda: table.insert_episode(taken, np.array([9], np.int32), w))
     assert table.chunks == 0
     put(table, "mixed", 30, human=(10, 11))
-    assert [start for _, start in table.keys()] == [*range(5), *range(12, 30)]
+    keys = table.keys()
+    assert [start for _, start in keys] == [*range(5), *range(12, 30)]
     batch = table.sample(300, 0)
     frames = batch.actions[..., 0][batch.action_mask]
     assert not set(frames.astype(int)) & {10, 11}
@@ -215,7 +216,8 @@ def check_misuse_is_named(make: MakeTable) -> None:
     raises(ValueError, "finite", lambda: put(table, "b", 10, np.nan))
     raises(IndexError, "10 chunks", lambda: table.set_weights([WeightUpdate("a", 8, np.ones(3))]))
     raises(KeyError, "'b'", lambda: table.set_weights([WeightUpdate("b", 0, np.ones(1))]))
-    raises(ValueError, "rising", lambda: table.insert_episode(make_episode("c"), np.array([3, 1], np.int32), np.ones(2)))
+    falling = np.array([3, 1], np.int32)
+    raises(ValueError, "rising", lambda: table.insert_episode(make_episode("c"), falling, np.ones(2)))
     assert table.episodes == ("a",)
     table.close()
 
