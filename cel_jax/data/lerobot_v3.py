@@ -26,7 +26,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from cel_jax.data.episode import CameraSpec, Episode, EpisodeHeader, Features, Label, Outcome
-from cel_jax.data.episode_check import check_features
+from cel_jax.data.episode_check import PER_FRAME_DTYPES, check_features
 from cel_jax.data.lerobot_v3_meta import info_json, stats_json, tasks_table
 
 DATA = "data/chunk-000/file-000.parquet"
@@ -188,7 +188,7 @@ def _read_episode(row: dict[str, Any], data: pa.Table, info: dict[str, Any]) -> 
     table = data.slice(row["dataset_from_index"], row["length"]).combine_chunks()
     cameras = [name[len(_IMAGE) :] for name in table.column_names if name.startswith(_IMAGE)]
     image_steps, images = _read_images(table, cameras)
-    extra = {name: table[name].to_numpy().astype(dtype.to_pandas_dtype()) for name, dtype in _EXTRA.items()}
+    extra = {name: table[name].to_numpy().astype(PER_FRAME_DTYPES[name]) for name in _EXTRA}
     return Episode(_read_header(row), _read_label(row), state=_matrix(table, _STATE), action=_matrix(table, _ACTION),
                    image_steps=image_steps, images=images, objects=_read_objects(table, info), **extra)
 
