@@ -127,6 +127,7 @@ class InitConfig:
     first_robot: int = 1000
     pose_range: float = 1.0
     operators: str = "mixed"
+    disturbance_rad: float = 0.015  # smooth noise on executed (never on taught) joint targets, up to this level
     steps: int = 4000
     batch_size: int = 64
     peak_lr: float = 1e-3

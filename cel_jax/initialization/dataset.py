@@ -1,0 +1,129 @@
+"""Demonstrations as flat arrays that live on the accelerator: batches are gathered there, nothing is copied per step.
+
+Shape letters: N frames of all demonstrations, C chunks, B batch, H horizon, S state, A action, O objects, P pose
+numbers, V observed frames.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import flax.struct
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from cel_jax.data.actions import to_delta
+from cel_jax.data.images import decode_jpeg
+from cel_jax.data.normalize import NormStats, compute_stats, normalize
+from cel_jax.initialization.demonstrate import Demonstration
+from cel_jax.models.inputs import ModelInputs
+
+STATS_CHUNKS = 20_000
+
+
+@flax.struct.dataclass
+class ChunkSource:
+    """state [N, S], action [N, A], taught bool [N], end int32 [N] (one past the frame's episode), objects [N, O, P] or
+    None, images camera -> uint8 [V, h, w, 3]. Chunks begin at start int32 [C]; seen int32 [C] is their row in images.
+    """
+
+    state: jax.Array
+    action: jax.Array
+    taught: jax.Array
+    end: jax.Array
+    objects: jax.Array | None
+    images: dict[str, jax.Array]
+    start: jax.Array
+    seen: jax.Array
+
+
+def build(demonstrations: Sequence[Demonstration]) -> ChunkSource:
+    """Joins demonstrations. Raises ValueError where there are none."""
+    if not demonstrations:
+        raise ValueError("no demonstrations to train on")
+    lengths = [len(d.state) for d in demonstrations]
+    offsets = np.concatenate([[0], np.cumsum(lengths)])
+    starts = [offset + _observed(d) for d, offset in zip(demonstrations, offsets, strict=False)]
+    taught = np.concatenate([d.taught for d in demonstrations])
+    start = np.concatenate(starts)
+    seen = np.flatnonzero(taught[start])
+    objects = [d.objects for d in demonstrations if d.objects is not None]
+    return ChunkSource(
+        state=jnp.asarray(np.concatenate([d.state for d in demonstrations])),
+        action=jnp.asarray(np.concatenate([d.action for d in demonstrations])),
+        taught=jnp.asarray(taught),
+        end=jnp.asarray(np.repeat(offsets[1:], lengths).astype(np.int32)),
+        objects=jnp.asarray(np.concatenate(objects)) if objects else None,
+        images={camera: jnp.asarray(_decode(demonstrations, camera)) for camera in demonstrations[0].images},
+        start=jnp.asarray(start[seen].astype(np.int32)),
+        seen=jnp.asarray(seen.astype(np.int32)),
+    )
+
+
+def _observed(demonstration: Demonstration) -> np.ndarray:
+    if demonstration.images:
+        return demonstration.image_steps
+    return np.arange(len(demonstration.state), dtype=np.int32)
+
+
+def _decode(demonstrations: Sequence[Demonstration], camera: str) -> np.ndarray:
+    return np.stack(
+        [
+            decode_jpeg(jpeg, d.id, camera, int(step))
+            for d in demonstrations
+            for step, jpeg in zip(d.image_steps, d.images[camera], strict=True)
+        ]
+    )
+
+
+def chunk_actions(source: ChunkSource, start: jax.Array, horizon: int) -> tuple[jax.Array, jax.Array]:
+    """Absolute actions [B, H, A], the last one repeated past the episode's end, and their mask bool [B, H].
+
+    A step is masked out past the end and from the first step on that the expert did wrong on purpose.
+    """
+    index = start[:, None] + jnp.arange(horizon)
+    end = source.end[start][:, None]
+    inside = jnp.minimum(index, end - 1)
+    taught = jnp.cumprod(source.taught[inside], axis=1).astype(bool)
+    return source.action[inside], (index < end) & taught
+
+
+def statistics(source: ChunkSource, horizon: int, delta_mask: Sequence[bool], seed: int = 0) -> NormStats:
+    """Normalisation statistics per time step and dimension, from up to 20,000 chunks."""
+    rng = np.random.default_rng(seed)
+    count = len(source.start)
+    chosen = rng.choice(count, min(count, STATS_CHUNKS), replace=False)
+    start = source.start[chosen]
+    actions, mask = chunk_actions(source, start, horizon)
+    delta = to_delta(np.asarray(actions), np.asarray(source.state[start]), delta_mask)
+    objects = None if source.objects is None else np.asarray(source.objects[start])
+    return compute_stats(np.asarray(source.state[start]), delta, np.asarray(mask), objects)
+
+
+def gather(
+    source: ChunkSource,
+    chunk: jax.Array,
+    stats: NormStats,
+    delta_mask: tuple[bool, ...],
+    horizon: int,
+    tokens: tuple[jax.Array, jax.Array],
+) -> tuple[ModelInputs, jax.Array, jax.Array]:
+    """Model inputs, normalised actions [B, H, A] and mask [B, H] of the chunks int32 [B]. Pure; jit it."""
+    start = source.start[chunk]
+    state = source.state[start]
+    actions, mask = chunk_actions(source, start, horizon)
+    delta = to_delta(actions, state, delta_mask)
+    batch = chunk.shape[0]
+    objects = None
+    if source.objects is not None:
+        objects = normalize(source.objects[start], stats.objects_mean, stats.objects_std)
+    inputs = ModelInputs(
+        images={name: image[source.seen[chunk]] for name, image in source.images.items()},
+        image_masks={name: jnp.ones((batch,), bool) for name in source.images},
+        objects=objects,
+        tokens=jnp.broadcast_to(tokens[0], (batch, *tokens[0].shape)),
+        token_mask=jnp.broadcast_to(tokens[1], (batch, *tokens[1].shape)),
+        state=normalize(state, stats.state_mean, stats.state_std),
+    )
+    return inputs, normalize(delta, stats.action_mean, stats.action_std), mask
