@@ -7,6 +7,7 @@ import concurrent.futures
 import dataclasses
 import itertools
 import logging
+import math
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -39,17 +40,38 @@ _CLOSE_S = 5.0
 _MARGIN_S = 5.0  # beyond its deadline a call ends even when the io thread is gone
 _IDLE_S = 1.0
 _RECEIVE_BURST = 64
-_EVENTS = zmq.EVENT_DISCONNECTED | zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_HANDSHAKE_FAILED_AUTH
+_REDIAL_S = 1.0
+_STALE_S = 0.02
+_EVENTS = (
+    zmq.EVENT_DISCONNECTED
+    | zmq.EVENT_HANDSHAKE_SUCCEEDED
+    | zmq.EVENT_HANDSHAKE_FAILED_AUTH
+    | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
+)
 
 
 @dataclasses.dataclass
 class _Call:
-    op: str
-    epoch: int
+    request: Request
     frames: Sequence[Buffer]
     deadline_s: float  # on the monotonic clock
     future: concurrent.futures.Future[Reply]
     is_sent: bool = False
+
+    @property
+    def op(self) -> str:
+        return self.request.op
+
+    @property
+    def epoch(self) -> int:
+        return self.request.epoch
+
+    def fresh_frames(self) -> Sequence[Buffer]:
+        """The frames to send. A call that waited for a connection tells the server how long it still waits."""
+        left_s = self.deadline_s - time.monotonic()
+        if self.request.deadline_s - left_s < _STALE_S:
+            return self.frames
+        return encode_request(dataclasses.replace(self.request, deadline_s=max(0.0, left_s)))
 
 
 class Client:
@@ -84,7 +106,7 @@ class Client:
         self._outbox: collections.deque[int] = collections.deque()
         self._numbers = itertools.count(1)
         self._waker, self._closing, self._connected = Waker(), threading.Event(), threading.Event()
-        self._last_stranger = ""
+        self._last_stranger, self._redial_s = "", math.inf
         self._socket = self._make_socket()
         self._monitor = self._socket.get_monitor_socket(_EVENTS)
         self._socket.connect(endpoint)
@@ -125,7 +147,7 @@ class Client:
         check_size(frames, self._limits)
         future: concurrent.futures.Future[Reply] = concurrent.futures.Future()
         future.set_running_or_notify_cancel()
-        self._enqueue(number, _Call(op, epoch, frames, time.monotonic() + deadline_s, future))
+        self._enqueue(number, _Call(request, frames, time.monotonic() + deadline_s, future))
         return future
 
     def advance_epoch(self, epoch: int) -> None:
@@ -225,6 +247,8 @@ class Client:
             self._receive()  # before the monitor: a reply that came ahead of a disconnect still counts
             if self._monitor in ready:
                 self._follow_connection()
+            if self._redial_s < math.inf:
+                self._endure_refusal()
             self._send()
             wait_s = self._expire()
 
@@ -233,10 +257,21 @@ class Client:
             event = recv_monitor_message(self._monitor)["event"]
             if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
                 self._connected.set()
+                self._redial_s = math.inf
             elif event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
-                self._end_calls(lambda call: True, AccessRefused, "the server does not know this CURVE key")
+                self.counters.add("refused_keys")
+                self._redial_s = time.monotonic() + _REDIAL_S
+            elif event == zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL:
+                self.counters.add("failed_handshakes")
             elif event == zmq.EVENT_DISCONNECTED:
                 self._lose_connection()
+
+    def _endure_refusal(self) -> None:
+        self._end_calls(lambda call: True, AccessRefused, "the server does not know this CURVE key; allow it there")
+        if time.monotonic() >= self._redial_s:  # libzmq gives up after a refusal, but the key may be allowed later
+            self._redial_s = time.monotonic() + _REDIAL_S
+            self._socket.disconnect(self.endpoint)
+            self._socket.connect(self.endpoint)
 
     def _lose_connection(self) -> None:
         was_connected = self._connected.is_set()
@@ -291,10 +326,10 @@ class Client:
                     return
                 call = self._calls[self._outbox[0]]
             try:
-                self._socket.send_multipart(call.frames, zmq.NOBLOCK, copy=False)
+                self._socket.send_multipart(call.fresh_frames(), zmq.NOBLOCK, copy=False)
             except zmq.Again:
                 return
-            call.is_sent, call.frames = True, ()
+            call.is_sent, call.frames, call.request = True, (), dataclasses.replace(call.request, buffers=())
             with self._lock:
                 self._outbox.popleft()
 
@@ -311,6 +346,8 @@ class Client:
         return min(wait_s, _IDLE_S)
 
     def _why_late(self, call: _Call) -> str:
+        if not call.is_sent and self.counters["failed_handshakes"] and self._curve:
+            return "no reply within the deadline: never sent, handshakes failed; is this the server's public key?"
         if not call.is_sent:
             return "no reply within the deadline: never sent, there is no connection; is the server running?"
         stranger = f"; replies of station {self._last_stranger!r} were dropped" if self._last_stranger else ""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import threading
+import time
 
 import pytest
 
@@ -42,12 +44,27 @@ def test_known_key_passes_and_unknown_key_is_refused(guarded, tmp_path):
     assert server.counters["refused_keys"] >= 1
 
 
+def test_a_refused_key_is_refused_at_any_time_and_passes_once_it_is_allowed(guarded, tmp_path):
+    server, allowed, public = guarded
+    keys = generate_keys(tmp_path, "late")
+    with Client(server.endpoint, ROBOT, "home", ClientCurve(keys, public)) as client:
+        ends_s, idle = time.monotonic() + 5, threading.Event()
+        while not client.counters["refused_keys"] and time.monotonic() < ends_s:
+            idle.wait(0.005)
+        with pytest.raises(errors.AccessRefused):  # the refusal came before the call
+            client.call("echo", deadline_s=5)
+        allowed.add("late", keys.public)
+        while not client.connected and time.monotonic() < ends_s:
+            idle.wait(0.005)
+        assert client.call("echo", {"n": 1}, deadline_s=5).header == {"n": 1}
+
+
 def test_client_does_not_talk_to_a_server_with_another_key(guarded, tmp_path):
     server, allowed, _ = guarded
     friend, other = generate_keys(tmp_path, "friend"), generate_keys(tmp_path, "other")
     allowed.add("friend", friend.public)
     with Client(server.endpoint, ROBOT, "home", ClientCurve(friend, other.public)) as client:
-        with pytest.raises(errors.DeadlineExceeded):
+        with pytest.raises(errors.DeadlineExceeded, match="public key"):
             client.call("echo", deadline_s=0.5)
     assert server.counters["requests"] == 0
 

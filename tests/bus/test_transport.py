@@ -94,6 +94,15 @@ def test_a_call_whose_deadline_passed_unsent_is_never_executed(net):
     assert ran == [2]
 
 
+def test_the_server_learns_how_long_its_caller_still_waits(net):
+    client = net.client()
+    future = client.submit("left", deadline_s=10)
+    with pytest.raises(errors.DeadlineExceeded):
+        client.call("left", deadline_s=0.3)  # meanwhile the first call waits
+    net.server({"left": lambda request: Reply({"s": request.deadline_s})})
+    assert 5.0 < future.result(10).header["s"] <= 9.7
+
+
 def test_replies_that_do_not_match_are_dropped(net):
     router = zmq.Context.instance().socket(zmq.ROUTER)
     router.linger = 0
@@ -127,6 +136,24 @@ def test_a_lost_connection_ends_calls_on_it_at_once(net):
     with pytest.raises(errors.PeerLost):
         future.result(5)
     assert [failure.kind for failure in failures] == ["peer_lost"] and failures[0].station == "home"
+
+
+def test_answer_to_a_vanished_client_is_counted_and_told_to_its_handler(net):
+    told, held = threading.Event(), []
+
+    def hold(_):
+        held.append(Deferred(on_undelivered=told.set))
+        return held[-1]
+
+    server = net.server({"hold": hold, "echo": _echo})
+    client = net.client(max_in_flight=300)
+    for _ in range(200):
+        client.submit("hold", deadline_s=60)
+    client.call("echo", deadline_s=5)
+    client.close()
+    # the first few may still go into the connection that is closing
+    assert any(deferred.reply(Reply()) and told.wait(0.02) for deferred in held)
+    assert server.counters["undelivered"] >= 1
 
 
 def test_close_and_epoch_end_every_wait(net):
