@@ -24,7 +24,7 @@ class Workspace:
 
     def holds(self, tip_m: np.ndarray) -> bool:
         """Whether a tip [3] is inside."""
-        return bool(np.all(tip_m >= self.low_m) and np.all(tip_m <= self.high_m))
+        return all(a <= x <= b for a, x, b in zip(self.low_m, tip_m.tolist(), self.high_m, strict=True))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -52,7 +52,17 @@ class Steps:
 
     def motion(self, stage: int) -> Motion:
         """The motion for step `stage` (0..9) from here; afterwards, stillness."""
-        return self._order[stage]() if stage < len(self._order) else wait(0.1)
+        if stage >= len(self._order):
+            return wait(0.1)
+        return in_turn(self._let_go(stage), self._order[stage]())
+
+    def _let_go(self, stage: int) -> Motion:
+        """Opens a gripper that still holds what this step does not want held (after a take-over)."""
+        for arm in (L.LEFT, L.RIGHT):
+            wrong = [t for t in np.flatnonzero(self._facts.held[arm]) if t not in S.STAGES[stage].may_hold]
+            if wrong:
+                yield from self._hands.grip(arm, float(self._facts.opening[arm]) + 0.03, 0.07)
+                yield from self._rise(arm, self._hands.position[arm][2] + 0.05)
 
     @property
     def _facts(self) -> Facts:
@@ -86,12 +96,15 @@ class Steps:
     def _pick(self, arm: int, thing: int, grasp: Callable[[], Pose], back: np.ndarray, lift_z: float) -> Motion:
         """Grasps until the part is held; `back` leads from the grasp to the point before it. Then lifts."""
         opening = min(L.MAX_OPENING, WIDTH[thing] + APPROACH_GAP)
-        miss = self._rng.random() < self._style.miss_probability
+        miss, stage = self._rng.random() < self._style.miss_probability, self._world.stage()
         while not self._facts.held[arm, thing]:
             self.deliberate_error = miss
             position, rotation = grasp()
             position = position + self._noise() + (self._miss_offset(thing, rotation) if miss else 0.0)
             yield from self._approach(arm, position, rotation, back, opening)
+            if self._world.stage() != stage:  # the part came to its place by itself
+                yield from self._back_off(arm, position + back, opening)
+                return
             yield from self._hands.grip(arm, 0.0 if miss else max(0.0, WIDTH[thing] - 0.04), CLOSE_HOLD_S)
             if not self._facts.held[arm, thing]:
                 yield from self._hands.grip(arm, 0.0, 0.1)

@@ -33,7 +33,7 @@ class Physics:
         self.finger_qpos = np.array([[m.joint(f"{arm}_f{k}").qposadr[0] for k in (0, 1)] for arm in L.ARM_NAMES])
         self.body_ids = np.array([m.body(name).id for name in L.OBJECTS])
         self.part_qpos = {name: m.joint(name).qposadr[0] for name in L.OBJECTS[:-1]}
-        self.box_qpos = m.joint("box_x").qposadr[0]
+        self.box_qpos, self.box_dof = m.joint("box_x").qposadr[0], m.joint("box_x").dofadr[0]
         self.tip_sites = np.array([m.site(f"{arm}_tip").id for arm in L.ARM_NAMES])
         self.mocap_ids = {name: m.body(name).mocapid[0] for name in FIXTURES}
         self.body_dof = np.array([m.body_dofadr[i] for i in self.body_ids[:-1]])
@@ -116,8 +116,7 @@ class Physics:
         """float64 [7]: speed of each object, metres per second (box last, from its two slides)."""
         v = self.data.qvel
         parts = np.linalg.norm(v[self.body_dof[:, None] + np.arange(3)], axis=1)
-        box = self.model.joint("box_x").dofadr[0]
-        return np.append(parts, np.hypot(v[box], v[box + 1]))
+        return np.append(parts, np.hypot(v[self.box_dof], v[self.box_dof + 1]))
 
 
 def home_q() -> np.ndarray:
