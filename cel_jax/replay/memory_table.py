@@ -85,7 +85,7 @@ class MemoryTable:
         flat = self._index.flat()
         picked = draw(flat, n, self._uniform_share, np.random.default_rng(seed))
         rows = [self._chunk(flat.episodes[flat.row[i]], int(flat.start[i])) for i in picked]
-        probabilities = draw_probabilities(flat.weight, self._uniform_share)[picked]
+        probabilities = draw_probabilities(flat.weight[picked], flat.prefix[-1], self.chunks, self._uniform_share)
         return make_batch(rows, self._index.horizon, self._index.version, probabilities)
 
     def _chunk(self, episode: str, start: int) -> ChunkData:

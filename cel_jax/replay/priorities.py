@@ -178,8 +178,9 @@ def _touched(row: _Row, left: int, right: int) -> tuple[int, int]:
     return first, max(first, int(np.searchsorted(row.starts, right, side="left")))
 
 
-def draw_probabilities(weights: np.ndarray, uniform_share: float) -> np.ndarray:
-    """float64 [C]: equation (11), mixed with `uniform_share` of the uniform law; uniform where all weights vanish."""
-    total = weights.sum()
-    uniform = np.full(len(weights), 1.0 / max(1, len(weights)))
-    return uniform if total <= 0.0 else (1.0 - uniform_share) * (weights / total) + uniform_share * uniform
+def draw_probabilities(weights: np.ndarray, total: float, chunks: int, uniform_share: float) -> np.ndarray:
+    """float64 [B]: the probability (11) of drawing chunks of these weights out of `chunks` that weigh `total`, mixed
+    with `uniform_share` of the uniform law; uniform where all weights vanish."""
+    if total <= 0.0:
+        return np.full(len(weights), 1.0 / chunks)
+    return (1.0 - uniform_share) * (weights / total) + uniform_share / chunks

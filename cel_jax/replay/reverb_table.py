@@ -21,7 +21,7 @@ import numpy as np
 from cel_jax.data.episode import Episode
 from cel_jax.replay.chunks import ChunkBatch
 from cel_jax.replay.memory_table import ChunkData, make_batch
-from cel_jax.replay.priorities import WeightUpdate
+from cel_jax.replay.priorities import WeightUpdate, draw_probabilities
 from cel_jax.replay.table import TableEmpty
 from cel_jax.replay.window_index import WindowIndex
 
@@ -93,7 +93,7 @@ class ReverbTable:
 
     def insert_episode(self, episode: Episode, starts: np.ndarray, weights: np.ndarray) -> None:
         self._check_columns(episode)
-        loud = [_LOUD * (self._index.flat().weight.sum() or 1.0), _LOUD * max(1, self.chunks)]
+        loud = [_LOUD * (self._index.total or 1.0), _LOUD * max(1, self.chunks)]
         number = self._index.insert(episode, starts, weights)
         self._ids[number] = episode.header.id
         if len(starts) == 0:
@@ -199,7 +199,7 @@ class ReverbTable:
 
     def _draw(self, shelf: _Shelf, n: int) -> list[ChunkData]:
         rows: list[ChunkData] = []
-        any_weight = bool(self._index.flat().weight.sum() > 0.0) and shelf is self._shelves[0]
+        any_weight = self._index.total > 0.0 and shelf is self._shelves[0]
         for _ in range(_MAX_ROUNDS):
             if len(rows) == n:
                 return rows
@@ -221,10 +221,7 @@ class ReverbTable:
 
     def _probabilities(self, rows: list[ChunkData]) -> np.ndarray:
         weight = np.array([self._weight(row.key) for row in rows])
-        total, uniform = self._index.flat().weight.sum(), np.full(len(rows), 1.0 / self.chunks)
-        if total <= 0.0:
-            return uniform
-        return (1.0 - self._uniform_share) * (weight / total) + self._uniform_share * uniform
+        return draw_probabilities(weight, self._index.total, self.chunks, self._uniform_share)
 
     def native_weights(self, draws: int) -> dict[tuple[str, int], float]:
         """The weights that Reverb itself reports for what `draws` draws show: an audit of the books."""

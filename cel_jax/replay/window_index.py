@@ -94,6 +94,12 @@ class WindowIndex:
             target[first : first + len(weights)] = weights
         self._change(0, 0)
 
+    @property
+    def total(self) -> float:
+        """Sum of all weights, 0.0 for an empty window."""
+        prefix = self.flat().prefix
+        return float(prefix[-1]) if len(prefix) else 0.0
+
     def flat(self) -> FlatIndex:
         if self._flat is None:
             self._flat = self._build()

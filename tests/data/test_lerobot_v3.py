@@ -56,6 +56,7 @@ def test_layout_is_lerobot_v3(tmp_path) -> None:
     second = data.slice(rows[1]["dataset_from_index"], rows[1]["length"])
     assert second["timestamp"][0].as_py() == 0.0 and second["frame_index"].to_pylist() == list(range(13))
     assert second["observation.images.head"][3].as_py()["bytes"] == episodes[1].images["head"][1]
+    assert second["observation.images.head"][3].as_py()["path"] == "head-000003.jpg"
     assert second["observation.images.head"][1].as_py() is None
     tasks = pq.read_table(folder / "meta/tasks.parquet")
     assert tasks.to_pylist() == [{"task_index": 0, "__index_level_0__": "Pack the phone."}]

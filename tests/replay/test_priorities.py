@@ -156,6 +156,6 @@ def test_bad_events_are_refused() -> None:
 
 
 def test_probabilities() -> None:
-    np.testing.assert_allclose(draw_probabilities(np.array([1.0, 3.0, 0.0]), 0.0), [0.25, 0.75, 0.0])
-    np.testing.assert_allclose(draw_probabilities(np.array([1.0, 3.0, 0.0, 0.0]), 0.4), [0.25, 0.55, 0.1, 0.1])
-    np.testing.assert_allclose(draw_probabilities(np.zeros(4), 0.0), 0.25)
+    np.testing.assert_allclose(draw_probabilities(np.array([1.0, 3.0, 0.0]), 4.0, 3, 0.0), [0.25, 0.75, 0.0])
+    np.testing.assert_allclose(draw_probabilities(np.array([1.0, 3.0, 0.0, 0.0]), 4.0, 4, 0.4), [0.25, 0.55, 0.1, 0.1])
+    np.testing.assert_allclose(draw_probabilities(np.zeros(4), 0.0, 4, 0.0), 0.25)

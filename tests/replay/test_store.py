@@ -245,6 +245,7 @@ def test_nothing_is_lost_or_doubled_by_a_crash_between_any_two_disk_operations(t
         run(folder, die_at)
         store = open_store(folder, dataclasses.replace(CONFIG, window_frames=70))
         assert_same_store(store, whole)
+        assert len(list((folder / "shards").glob("shard-*"))) == 1, "an episode stands in two shards"
         assert not [problem for problem in store.problems if "skipped" not in problem], (die_at, store.problems)
         store.close()
         shutil.rmtree(folder)

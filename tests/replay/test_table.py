@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from cel_jax.replay.table import make_table, reverb_is_installed
+from cel_jax.replay.window_index import draw
 from tests.replay import conformance
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -61,6 +62,22 @@ def test_auto_takes_reverb_where_it_is_installed(capsys) -> None:
 def test_reverb_where_it_is_missing_says_what_to_do() -> None:
     with pytest.raises(RuntimeError, match=r"requirements/reverb.txt"):
         make_table("reverb", 4)
+
+
+class _EdgeRandom(np.random.Generator):
+    """A generator whose uniform numbers are the ends of [0, 1)."""
+
+    def random(self, *_: object) -> np.ndarray:  # type: ignore[override]
+        return np.array([0.0, np.nextafter(1.0, 0.0)])
+
+
+@pytest.mark.parametrize("weights, expected", [
+    ([0.0, 0.0, 1.0, 0.0], [2, 2]), ([0.0, 3.0, 0.0, 1e-300, 0.0], [1, 1]), ([0.1] * 257 + [0.0], [0, 256])])
+def test_no_random_number_draws_a_zero_weight(weights: list[float], expected: list[int]) -> None:
+    table = make_table("memory", conformance.H)
+    conformance.put(table, "a", len(weights), weights)
+    picked = draw(table._index.flat(), 2, 0.0, _EdgeRandom(np.random.PCG64(0)))
+    assert picked.tolist() == expected
 
 
 def test_the_chi_square_check_can_fail() -> None:
