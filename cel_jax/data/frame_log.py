@@ -24,7 +24,7 @@ from typing import Any
 import msgpack
 import numpy as np
 
-from cel_jax.data.episode import Episode, EpisodeHeader, Label
+from cel_jax.data.episode import Episode, EpisodeHeader, Label, Outcome
 from cel_jax.data.episode_check import EpisodeError, check_episode, describe
 
 _RECORD = struct.Struct("<II")
@@ -146,6 +146,31 @@ def _payloads(data: bytes) -> Iterator[tuple[bytes, int]]:
             return
         yield payload, end
         offset = end
+
+
+def encode_frame(frame: Frame) -> bytes:
+    """One frame as bytes, for a spool that keeps frames itself."""
+    packed: bytes = msgpack.packb(_frame_record(frame))
+    return packed
+
+
+def decode_frame(data: bytes) -> Frame:
+    """The inverse of `encode_frame`."""
+    return _record_frame(msgpack.unpackb(data))
+
+
+def encode_label(header: EpisodeHeader, label: Label) -> bytes:
+    """Whose episode it is and what was said of it: what a spool keeps behind the frames."""
+    said = {**dataclasses.asdict(label), "outcome": label.outcome.value}
+    packed: bytes = msgpack.packb({"header": dataclasses.asdict(header), "label": said})
+    return packed
+
+
+def decode_label(data: bytes) -> tuple[EpisodeHeader, Label]:
+    """The inverse of `encode_label`. Raises ValueError for an unknown outcome."""
+    record = msgpack.unpackb(data)
+    said = record["label"]
+    return EpisodeHeader(**record["header"]), Label(**{**said, "outcome": Outcome(said["outcome"])})
 
 
 def _frame_record(frame: Frame) -> dict[str, Any]:

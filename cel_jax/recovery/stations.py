@@ -101,7 +101,7 @@ class WorkerRecord:
 
 def new_identity(station: Station, incarnation: int) -> Identity:
     """A never used identity; the incarnation makes it readable, the random part makes it unique."""
-    return Identity(station.name, f"{station.name}.{incarnation}-{secrets.token_hex(4)}", station.role.value)
+    return Identity(station.name, f"{station.name}-{incarnation}-{secrets.token_hex(4)}", station.role.value)
 
 
 def station_to_dict(station: Station) -> dict[str, Any]:

@@ -1,0 +1,137 @@
+"""The environment worker: one robot, episode after episode. `python -m cel_jax.workers.environment`
+
+Everything it holds is the episode in progress; a labelled episode belongs to the station's spool.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import time
+import zlib
+from collections.abc import Iterator
+
+from cel_jax.bus.channels import ObservationClient
+from cel_jax.bus.courier import Courier
+from cel_jax.bus.errors import BusError
+from cel_jax.bus.spool import Spool
+from cel_jax.data.episode import EpisodeHeader, Label, Outcome
+from cel_jax.data.frame_log import encode_label
+from cel_jax.recovery import rundb
+from cel_jax.recovery.beat import WorkerContext
+from cel_jax.robots.protocol import Robot, Verdict
+from cel_jax.robots.tasks import make_robot
+from cel_jax.workers.episode import EpisodeRun, Stopped, frame_bytes
+from cel_jax.workers.wiring import HOME, Wiring, store_name
+
+PAUSE_S = 0.1
+
+
+def main() -> None:
+    wiring = Wiring.of(WorkerContext.from_env())
+    context = wiring.context
+    robot = open_robot(wiring)
+    robot.connect()
+    try:
+        with _links(wiring) as (infer, spool, courier):
+            context.ready()
+            _collect(wiring, robot, infer, spool, courier)
+    finally:
+        robot.disconnect()
+    context.close()
+
+
+def open_robot(wiring: Wiring) -> Robot:
+    """The station's robot."""
+    task, fleet = wiring.config.task, wiring.config.fleet
+    index = wiring.context.robot
+    if index is None:
+        raise RuntimeError(f"station {wiring.context.identity.station}: its placement names no robot")
+    return make_robot(
+        task.name, robot_seed=fleet.first_robot + index, mode=task.mode, image_px=task.image_px,
+        pose_range=task.pose_range, no_progress_s=task.no_progress_s, max_episode_s=task.max_episode_s,
+        real_time=fleet.real_time,
+    )  # fmt: skip
+
+
+@contextlib.contextmanager
+def _links(wiring: Wiring) -> Iterator[tuple[ObservationClient, Spool, Courier]]:
+    """The observation channel, the station's spool, and the courier on sockets of its own."""
+    bus, station = wiring.config.bus, wiring.context.identity.station
+    spool = Spool(wiring.run_dir / "spool" / station, wiring.context.identity.worker)
+    spool.drop_partials()
+    stores = [wiring.client(name, f"{name}-intake") for name in map(store_name, range(wiring.config.fleet.stores))]
+    home = wiring.client(HOME)
+    options = {"limit_bytes_s": float(bus.transfer_limit_bytes_s), "piece_bytes": bus.piece_bytes}
+    try:
+        with Courier(spool, stores, on_failure=wiring.report, **options) as courier:
+            yield ObservationClient(home), spool, courier
+    finally:
+        for client in (home, *stores):
+            client.close()
+
+
+def _collect(wiring: Wiring, robot: Robot, infer: ObservationClient, spool: Spool, courier: Courier) -> None:
+    """Episodes until the stop. One failed request ends its episode, never the worker."""
+    context = wiring.context
+    for number in itertools.count():
+        while context.paused() and not context.should_stop():
+            context.stop_event.wait(PAUSE_S)
+        if context.should_stop():
+            return
+        context.progress(f"episode {number}")
+        try:
+            run_one(wiring, robot, infer, spool, f"{context.identity.worker}-{number:05d}")
+            courier.notify()
+        except Stopped:
+            return
+        except BusError as error:
+            context.report("episode abandoned", f"{context.identity.station}: {error}")
+
+
+def run_one(wiring: Wiring, robot: Robot, infer: ObservationClient, spool: Spool, episode: str) -> None:
+    """One episode from reset to its label in the spool. Raises Stopped, or BusError for a lost channel."""
+    context, task = wiring.context, wiring.config.task
+    identity = context.identity
+    header = EpisodeHeader(
+        episode, identity.station, identity.worker, robot.robot_id, robot.calibration_hash, task.name, task.prompt,
+        robot.features.fps_hz, time.time(),
+    )  # fmt: skip
+    db = rundb.open_db(wiring.run_dir)
+    try:
+        writer = spool.begin(episode, worst_case_bytes(wiring, robot))
+        rundb.start_episode(db, episode, identity.station, identity.worker, robot.robot_id, header.start_time_s)
+        run = EpisodeRun(wiring, robot, infer, header, writer)
+        try:
+            robot.reset(_scene_seed(wiring.config.fleet.seed, episode))
+            verdict = run.until_verdict()
+        except BaseException:
+            writer.abandon()
+            raise
+        writer.finish()
+        rundb.end_episode(db, episode, run.steps, run.policy_version, time.time())
+        _label(db, spool, header, verdict)
+    finally:
+        db.close()
+
+
+def _label(db: rundb.sqlite3.Connection, spool: Spool, header: EpisodeHeader, verdict: Verdict) -> None:
+    """The simulator knows the outcome; its label is final at once."""
+    label = Label(Outcome(verdict.outcome), "simulator", time.time(), verdict.reason)
+    spool.label(header.id, encode_label(header, label))
+    rundb.label_episode(db, header.id, label.outcome.value, label.author, label.reason)
+
+
+def worst_case_bytes(wiring: Wiring, robot: Robot) -> int:
+    """What the longest episode may take in the spool, so that a full disk shows before the robot moves."""
+    frames = int(wiring.config.task.max_episode_s * robot.features.fps_hz) + 1
+    return frames * frame_bytes(robot.features, wiring.config.task.image_stride_frames)
+
+
+def _scene_seed(fleet_seed: int, episode: str) -> int:
+    """Another scene for each episode, also after a relaunch; far from the evaluation's scenes."""
+    return 10_000_000 + zlib.crc32(f"{fleet_seed}/{episode}".encode())
+
+
+if __name__ == "__main__":
+    main()

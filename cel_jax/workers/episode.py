@@ -1,0 +1,93 @@
+"""One episode on one robot: observe, ask, act, record.
+
+Shape letters: S state numbers, A action numbers, H horizon, O objects, P pose numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from cel_jax.bus.channels import ObservationClient, StepId
+from cel_jax.bus.spool import EpisodeWriter
+from cel_jax.data.episode import EpisodeHeader, Features, Observation, Source
+from cel_jax.data.frame_log import Frame, encode_frame
+from cel_jax.data.images import encode_jpeg
+from cel_jax.robots.protocol import Robot, Verdict
+from cel_jax.workers.wiring import Wiring
+
+OVERHEAD_BYTES = 512  # field names and framing of one record
+
+
+class Stopped(RuntimeError):
+    """The worker was told to stop in the middle of an episode; the partial episode is dropped."""
+
+
+class EpisodeRun:
+    """Plays action chunks until the robot's side knows the outcome. What was executed is what is recorded."""
+
+    def __init__(
+        self, wiring: Wiring, robot: Robot, infer: ObservationClient, header: EpisodeHeader, writer: EpisodeWriter
+    ) -> None:
+        self._context, self._config = wiring.context, wiring.config
+        self._robot, self._infer, self._header, self._writer = robot, infer, header, writer
+        self.steps = 0
+        self.policy_version = -1
+
+    def until_verdict(self) -> Verdict:
+        """Raises Stopped, a RobotError, or BusError when no action comes within the deadline."""
+        while True:
+            seen = self._observe(wanted=True)
+            for action in self._ask(seen):
+                self._act(seen, action)
+                verdict = self._robot.verdict()
+                if verdict is not None:
+                    return verdict
+                seen = self._observe(wanted=self.steps % self._config.task.image_stride_frames == 0)
+
+    def _observe(self, wanted: bool) -> tuple[Observation, dict[str, bytes]]:
+        """The observation and its encoded images: inference and training see the same bytes."""
+        seen = self._robot.get_observation(with_images=wanted)
+        return seen, {name: encode_jpeg(image) for name, image in seen.images.items()}
+
+    def _ask(self, seen: tuple[Observation, Mapping[str, bytes]]) -> np.ndarray:
+        """float32 [execute_frames, A], absolute."""
+        if self._context.should_stop():
+            raise Stopped(self._header.id)
+        self._context.progress()
+        step = StepId(self._header.station, self._header.worker, self._header.id, self.steps)
+        arrays = observation_arrays(*seen)
+        reply = self._infer.infer(step, self._header.prompt, arrays, self._config.bus.reply_deadline_s)
+        self.policy_version = reply.policy_version
+        return np.asarray(reply.arrays["actions"])[: self._config.policy.execute_frames]
+
+    def _act(self, seen: tuple[Observation, Mapping[str, bytes]], action: np.ndarray) -> None:
+        observation, jpegs = seen
+        stage = self._robot.stage()
+        executed = self._robot.send_action(action)
+        frame = Frame(
+            self.steps, observation.state, executed, dict(jpegs), observation.objects, observation.capture_time_s,
+            self.policy_version, int(Source.POLICY), False, stage,
+        )  # fmt: skip
+        self._writer.append(encode_frame(frame))
+        self.steps += 1
+
+
+def observation_arrays(seen: Observation, jpegs: Mapping[str, bytes]) -> dict[str, Any]:
+    """state float32 [S]; objects float32 [O, P] or absent; images camera -> JPEG, or absent."""
+    arrays: dict[str, Any] = {"state": np.asarray(seen.state, np.float32)}
+    if seen.objects is not None:
+        arrays["objects"] = np.asarray(seen.objects, np.float32)
+    if jpegs:
+        arrays["images"] = dict(jpegs)
+    return arrays
+
+
+def frame_bytes(features: Features, image_stride_frames: int) -> int:
+    """Upper bound of one recorded frame: a JPEG is never larger than its raw image and its headers."""
+    objects = 0 if features.objects_shape is None else int(np.prod(features.objects_shape))
+    numbers = 4 * (features.state_dim + features.action_dim + objects)
+    pixels = sum(3 * camera.height * camera.width + 1024 for camera in features.cameras)
+    return OVERHEAD_BYTES + numbers + -(-pixels // image_stride_frames)

@@ -1,0 +1,68 @@
+"""The learner's side of a store that runs in another process. Shapes as in `cel_jax.replay`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from cel_jax.bus.arrays import unpack_arrays
+from cel_jax.bus.client import Client
+from cel_jax.replay.chunks import ChunkBatch
+from cel_jax.replay.notices import ExperienceNotice
+
+DEADLINE_S = 60.0
+
+
+class RemoteStore:
+    """`cel_jax.fert.interfaces.Store` over the bus. Raises BusError when the store is away past the deadline."""
+
+    def __init__(self, client: Client, deadline_s: float = DEADLINE_S) -> None:
+        self._client, self._deadline_s = client, deadline_s
+
+    def reset_learner(self, session: str) -> list[str]:
+        """Begins a learner's session; returns the window's successes, oldest first."""
+        reply = self._client.call("reset_learner", {"session": session}, deadline_s=self._deadline_s)
+        return [str(name) for name in reply.header["window"]]
+
+    def next_experience(self, max_items: int) -> list[ExperienceNotice]:
+        reply = self._client.call("next_experience", {"max_items": max_items}, deadline_s=self._deadline_s)
+        tree = unpack_arrays(reply.header["arrays"], reply.buffers)
+        return [_notice(head, tree[str(index)]) for index, head in enumerate(reply.header["notices"])]
+
+    def embedded(self, episode: str) -> None:
+        self._client.call("embedded", {"episode": episode}, deadline_s=self._deadline_s)
+
+    def apply_event(self, failure: str, intervals: list[tuple[str, int, int]]) -> bool:
+        header = {"failure": failure, "intervals": [[e, int(left), int(right)] for e, left, right in intervals]}
+        return bool(self._client.call("apply_event", header, deadline_s=self._deadline_s).header["applied"])
+
+    def sample(self, n: int, seed: int) -> ChunkBatch | None:
+        reply = self._client.call("sample", {"n": n, "seed": seed}, deadline_s=self._deadline_s)
+        if reply.header["empty"]:
+            return None
+        arrays = unpack_arrays(reply.header["arrays"], reply.buffers)
+        keys = tuple((str(episode), int(start)) for episode, start in reply.header["keys"])
+        images = {camera: [bytes(jpeg) for jpeg in jpegs] for camera, jpegs in arrays.get("images", {}).items()}
+        return ChunkBatch(
+            keys, arrays["state"], arrays["actions"], np.asarray(arrays["action_mask"], bool), arrays.get("objects"),
+            images, int(reply.header["version"]), arrays["probabilities"],
+        )  # fmt: skip
+
+    def counters(self) -> dict[str, int]:
+        return dict(self._client.call("counters", deadline_s=self._deadline_s).header["counters"])
+
+    def snapshot(self) -> bytes:
+        """Priorities, counters and manifest, for the training checkpoint."""
+        return bytes(self._client.call("snapshot", deadline_s=self._deadline_s).buffers[0])
+
+    def restore(self, snapshot: bytes) -> None:
+        """Raises RemoteError where the store is not the checkpoint's."""
+        self._client.call("restore", {}, [snapshot], deadline_s=self._deadline_s)
+
+
+def _notice(head: dict[str, Any], arrays: dict[str, Any]) -> ExperienceNotice:
+    images = {camera: tuple(bytes(jpeg) for jpeg in jpegs) for camera, jpegs in arrays.get("images", {}).items()}
+    return ExperienceNotice(
+        **head, steps=arrays["steps"], state=arrays["state"], objects=arrays.get("objects"), images=images
+    )
