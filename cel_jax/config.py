@@ -119,19 +119,21 @@ class TrainConfig:
 
 @dataclasses.dataclass
 class InitConfig:
-    """SFT on demonstrations: the start policy."""
+    """SFT on demonstrations: the start policy. The defaults are those measured for `nano` with object poses
+    (`peak_lr` above all): released checkpoints want about 2.5e-5.
+    """
 
     demos: str = ""  # a folder of LeRobot or RLDS data; empty: the scripted expert
-    num_demos: int = 100
-    demo_robots: int = 8
+    num_demos: int = 400  # at most, where they come from a folder
+    demo_robots: int = 24
     first_robot: int = 1000
     pose_range: float = 1.0
     operators: str = "mixed"
     disturbance_rad: float = 0.015  # smooth noise on executed (never on taught) joint targets, up to this level
-    steps: int = 4000
-    batch_size: int = 64
-    peak_lr: float = 1e-3
-    warmup_steps: int = 80
+    steps: int = 12_000
+    batch_size: int = 256
+    peak_lr: float = 3e-3
+    warmup_steps: int = 80  # at most a tenth of the steps
     floor_lr_fraction: float = 0.02
     ema_decay: float = 0.995
     held_out_share: float = 0.1

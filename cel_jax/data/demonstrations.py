@@ -1,6 +1,6 @@
 """Demonstrations read from other people's data sets, and which reader a folder needs.
 
-Shape letters: T frames, V frames with images, S state numbers, A action numbers.
+Shape letters: T frames, V frames with images, S state numbers, A action numbers, O objects, P pose numbers.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ class Demonstration:
     """One demonstrated episode.
 
     state: float32 [T, S]. action: float32 [T, A]. image_steps: int32 [V], rising.
-    images: camera -> V JPEG byte strings, empty where no cameras were asked for.
+    images: camera -> V JPEG byte strings, empty where no cameras were asked for. objects: float32 [T, O, P] or None.
+    taught: bool [T], False where the demonstrator errs on purpose; None: all of it is to be learnt.
     """
 
     id: str
@@ -38,6 +39,12 @@ class Demonstration:
     image_steps: np.ndarray
     images: Mapping[str, tuple[bytes, ...]]
     fps_hz: float
+    objects: np.ndarray | None = None
+    taught: np.ndarray | None = None
+
+    def taught_steps(self) -> np.ndarray:
+        """bool [T], whether or not something was marked."""
+        return np.ones(len(self.state), bool) if self.taught is None else self.taught
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """Demonstrations as flat arrays that live on the accelerator: batches are gathered there, nothing is copied per step.
 
 Shape letters: N frames of all demonstrations, C chunks, B batch, H horizon, S state, A action, O objects, P pose
-numbers, V observed frames.
+numbers, V observed frames, Q prompts, L tokens.
 """
 
 from __future__ import annotations
@@ -14,10 +14,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from cel_jax.data.actions import to_delta
+from cel_jax.data.demonstrations import Demonstration
 from cel_jax.data.images import decode_jpeg
 from cel_jax.data.normalize import NormStats, compute_stats, normalize
-from cel_jax.initialization.demonstrate import Demonstration
 from cel_jax.models.inputs import ModelInputs
+from cel_jax.models.presets import Pi0Config
+from cel_jax.models.tokenizer import Tokenizer, tokenize
 
 STATS_CHUNKS = 20_000
 
@@ -25,7 +27,8 @@ STATS_CHUNKS = 20_000
 @flax.struct.dataclass
 class ChunkSource:
     """state [N, S], action [N, A], taught bool [N], end int32 [N] (one past the frame's episode), objects [N, O, P] or
-    None, images camera -> uint8 [V, h, w, 3]. Chunks begin at start int32 [C]; seen int32 [C] is their row in images.
+    None, images camera -> uint8 [V, h, w, 3]. Chunks begin at start int32 [C]; seen int32 [C] is their row in images,
+    prompt int32 [C] their place among the Q `texts`.
     """
 
     state: jax.Array
@@ -36,18 +39,35 @@ class ChunkSource:
     images: dict[str, jax.Array]
     start: jax.Array
     seen: jax.Array
+    prompt: jax.Array
+    texts: tuple[str, ...] = flax.struct.field(pytree_node=False)
+
+    @property
+    def num_chunks(self) -> int:
+        return len(self.start)
+
+
+@flax.struct.dataclass
+class TokenTable:
+    """tokens int32 [Q, L] and mask bool [Q, L]; row int32 [C] is a chunk's line in them."""
+
+    tokens: jax.Array
+    mask: jax.Array
+    row: jax.Array
 
 
 def build(demonstrations: Sequence[Demonstration]) -> ChunkSource:
-    """Joins demonstrations. Raises ValueError where there are none."""
+    """Joins demonstrations of one robot type. Raises ValueError where there are none."""
     if not demonstrations:
         raise ValueError("no demonstrations to train on")
     lengths = [len(d.state) for d in demonstrations]
     offsets = np.concatenate([[0], np.cumsum(lengths)])
-    starts = [offset + _observed(d) for d, offset in zip(demonstrations, offsets, strict=False)]
-    taught = np.concatenate([d.taught for d in demonstrations])
-    start = np.concatenate(starts)
+    observed = [_observed(d) for d in demonstrations]
+    taught = np.concatenate([d.taught_steps() for d in demonstrations])
+    start = np.concatenate([steps + offset for steps, offset in zip(observed, offsets, strict=False)])
     seen = np.flatnonzero(taught[start])
+    texts = tuple(sorted({d.task_prompt for d in demonstrations}))
+    prompt = np.repeat([texts.index(d.task_prompt) for d in demonstrations], [len(steps) for steps in observed])
     objects = [d.objects for d in demonstrations if d.objects is not None]
     return ChunkSource(
         state=jnp.asarray(np.concatenate([d.state for d in demonstrations])),
@@ -58,6 +78,8 @@ def build(demonstrations: Sequence[Demonstration]) -> ChunkSource:
         images={camera: jnp.asarray(_decode(demonstrations, camera)) for camera in demonstrations[0].images},
         start=jnp.asarray(start[seen].astype(np.int32)),
         seen=jnp.asarray(seen.astype(np.int32)),
+        prompt=jnp.asarray(prompt[seen].astype(np.int32)),
+        texts=texts,
     )
 
 
@@ -68,13 +90,27 @@ def _observed(demonstration: Demonstration) -> np.ndarray:
 
 
 def _decode(demonstrations: Sequence[Demonstration], camera: str) -> np.ndarray:
-    return np.stack(
-        [
-            decode_jpeg(jpeg, d.id, camera, int(step))
-            for d in demonstrations
-            for step, jpeg in zip(d.image_steps, d.images[camera], strict=True)
-        ]
-    )
+    """uint8 [V, h, w, 3], filled in place: a list of images and their stack would need twice the memory."""
+    first = next(d for d in demonstrations if len(d.image_steps))
+    shape = decode_jpeg(first.images[camera][0], first.id, camera, int(first.image_steps[0])).shape
+    pictures = np.empty((sum(len(d.image_steps) for d in demonstrations), *shape), np.uint8)
+    row = 0
+    for d in demonstrations:
+        for step, jpeg in zip(d.image_steps, d.images[camera], strict=True):
+            pictures[row] = decode_jpeg(jpeg, d.id, camera, int(step))
+            row += 1
+    return pictures
+
+
+def tokens_for(source: ChunkSource, config: Pi0Config, tokenizer: Tokenizer, stats: NormStats) -> TokenTable:
+    """Prompts as tokens: a line for each text, or for each chunk where the state stands in the prompt (pi0.5)."""
+    if not config.discrete_state_input:
+        tokens, mask = tokenize(tokenizer, config, source.texts)
+        return TokenTable(jnp.asarray(tokens), jnp.asarray(mask), source.prompt)
+    states = normalize(np.asarray(source.state)[np.asarray(source.start)], stats.state_mean, stats.state_std)
+    texts = [source.texts[index] for index in np.asarray(source.prompt)]
+    tokens, mask = tokenize(tokenizer, config, texts, states)
+    return TokenTable(jnp.asarray(tokens), jnp.asarray(mask), jnp.arange(len(texts), dtype=jnp.int32))
 
 
 def chunk_actions(source: ChunkSource, start: jax.Array, horizon: int) -> tuple[jax.Array, jax.Array]:
@@ -92,7 +128,7 @@ def chunk_actions(source: ChunkSource, start: jax.Array, horizon: int) -> tuple[
 def statistics(source: ChunkSource, horizon: int, delta_mask: Sequence[bool], seed: int = 0) -> NormStats:
     """Normalisation statistics per time step and dimension, from up to 20,000 chunks."""
     rng = np.random.default_rng(seed)
-    count = len(source.start)
+    count = source.num_chunks
     chosen = rng.choice(count, min(count, STATS_CHUNKS), replace=False)
     start = source.start[chosen]
     actions, mask = chunk_actions(source, start, horizon)
@@ -107,23 +143,23 @@ def gather(
     stats: NormStats,
     delta_mask: tuple[bool, ...],
     horizon: int,
-    tokens: tuple[jax.Array, jax.Array],
+    tokens: TokenTable,
 ) -> tuple[ModelInputs, jax.Array, jax.Array]:
     """Model inputs, normalised actions [B, H, A] and mask [B, H] of the chunks int32 [B]. Pure; jit it."""
     start = source.start[chunk]
     state = source.state[start]
     actions, mask = chunk_actions(source, start, horizon)
     delta = to_delta(actions, state, delta_mask)
-    batch = chunk.shape[0]
     objects = None
     if source.objects is not None:
         objects = normalize(source.objects[start], stats.objects_mean, stats.objects_std)
+    row = tokens.row[chunk]
     inputs = ModelInputs(
         images={name: image[source.seen[chunk]] for name, image in source.images.items()},
-        image_masks={name: jnp.ones((batch,), bool) for name in source.images},
+        image_masks={},
         objects=objects,
-        tokens=jnp.broadcast_to(tokens[0], (batch, *tokens[0].shape)),
-        token_mask=jnp.broadcast_to(tokens[1], (batch, *tokens[1].shape)),
+        tokens=tokens.tokens[row],
+        token_mask=tokens.mask[row],
         state=normalize(state, stats.state_mean, stats.state_std),
     )
     return inputs, normalize(delta, stats.action_mean, stats.action_std), mask

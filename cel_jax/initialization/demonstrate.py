@@ -1,7 +1,7 @@
 """Demonstrations by the scripted expert: what a teleoperator's recordings are to a real fleet.
 
 They train the start policy and nothing else: FERT's targets come from autonomous episodes alone.
-Shape letters: T frames, S state, A action, O objects, P numbers per object pose.
+Shape letters: T frames, A action numbers.
 """
 
 from __future__ import annotations
@@ -14,27 +14,11 @@ from collections.abc import Iterator
 import numpy as np
 
 from cel_jax.config import InitConfig, TaskConfig
+from cel_jax.data.demonstrations import Demonstration
 from cel_jax.data.episode import Outcome
 from cel_jax.data.images import encode_jpeg
 
 DISTURBANCE_MEMORY = 0.935  # per control step: half a second at 30 Hz
-
-
-@dataclasses.dataclass(frozen=True)
-class Demonstration:
-    """One successful demonstration.
-
-    state [T, S], action [T, A] absolute targets, objects [T, O, P] or None, all float32. image_steps int32 [V] and
-    images camera -> V JPEGs (empty in `state` mode). taught: bool [T], False where the expert errs on purpose.
-    """
-
-    id: str
-    state: np.ndarray
-    action: np.ndarray
-    objects: np.ndarray | None
-    image_steps: np.ndarray
-    images: dict[str, tuple[bytes, ...]]
-    taught: np.ndarray
 
 
 @dataclasses.dataclass(frozen=True)
@@ -121,19 +105,21 @@ def _record(order: _Order) -> Demonstration | None:
     verdict = world.verdict()
     if verdict is None or verdict.outcome is not Outcome.SUCCESS:
         return None
-    return _assemble(f"demo-{order.robot_seed}-{order.scene_seed}", rows)
+    return _assemble(f"demo-{order.robot_seed}-{order.scene_seed}", task.prompt, world.features.fps_hz, rows)
 
 
-def _assemble(name: str, rows: list[tuple]) -> Demonstration:
+def _assemble(name: str, prompt: str, fps_hz: float, rows: list[tuple]) -> Demonstration:
     state, action, objects, jpegs, taught = zip(*rows, strict=True)
     seen_steps = [step for step, images in enumerate(jpegs) if images]
     cameras = jpegs[seen_steps[0]] if seen_steps else {}
     return Demonstration(
-        name,
-        np.stack(state).astype(np.float32),
-        np.stack(action).astype(np.float32),
-        None if objects[0] is None else np.stack(objects),
-        np.array(seen_steps, np.int32),
-        {camera: tuple(jpegs[step][camera] for step in seen_steps) for camera in cameras},
-        np.array(taught),
+        id=name,
+        task_prompt=prompt,
+        state=np.stack(state).astype(np.float32),
+        action=np.stack(action).astype(np.float32),
+        image_steps=np.array(seen_steps, np.int32),
+        images={camera: tuple(jpegs[step][camera] for step in seen_steps) for camera in cameras},
+        fps_hz=fps_hz,
+        objects=None if objects[0] is None else np.stack(objects),
+        taught=np.array(taught),
     )

@@ -50,10 +50,6 @@ CREATE UNIQUE INDEX IF NOT EXISTS one_label ON labels (episode) WHERE undone_s I
 CREATE TABLE IF NOT EXISTS retrievals (
   number INTEGER PRIMARY KEY AUTOINCREMENT, event TEXT NOT NULL UNIQUE, failure TEXT NOT NULL, time_s REAL NOT NULL,
   matches TEXT NOT NULL);
-CREATE TABLE IF NOT EXISTS evaluations (
-  number INTEGER PRIMARY KEY AUTOINCREMENT, policy_version INTEGER NOT NULL, robot TEXT NOT NULL,
-  trial INTEGER NOT NULL, success INTEGER NOT NULL, time_s REAL NOT NULL, detail TEXT NOT NULL,
-  UNIQUE (policy_version, robot, trial));
 CREATE TABLE IF NOT EXISTS metrics (
   key TEXT NOT NULL, step INTEGER NOT NULL, value REAL NOT NULL, time_s REAL NOT NULL);
 CREATE INDEX IF NOT EXISTS metrics_key ON metrics (key, step);
@@ -240,20 +236,6 @@ def add_retrieval(
         )
     except sqlite3.IntegrityError as error:
         raise RunDbError(f"retrieval {event} is in run.db already") from error
-
-
-def add_evaluation(
-    db: sqlite3.Connection, policy_version: int, robot: str, trial: int, success: bool,
-    detail: Mapping[str, Any] | None = None, now_s: float | None = None,
-) -> None:  # fmt: skip
-    """One trial. Raises RunDbError if this version's trial on this robot is recorded."""
-    try:
-        db.execute(
-            "INSERT INTO evaluations (policy_version, robot, trial, success, time_s, detail) VALUES (?, ?, ?, ?, ?, ?)",
-            (policy_version, robot, trial, int(success), _now(now_s), json.dumps(dict(detail or {}))),
-        )
-    except sqlite3.IntegrityError as error:
-        raise RunDbError(f"version {policy_version}: trial {trial} on robot {robot} is in run.db already") from error
 
 
 def add_metrics(db: sqlite3.Connection, step: int, values: Mapping[str, float], now_s: float | None = None) -> None:

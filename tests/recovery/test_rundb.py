@@ -72,13 +72,10 @@ def test_episode_keeps_its_store_until_that_is_revoked(labelled: sqlite3.Connect
     assert rundb.get_episode(labelled, "e1").store == "store-1"
 
 
-def test_retrievals_evaluations_metrics_events(labelled: sqlite3.Connection) -> None:
+def test_retrievals_metrics_events(labelled: sqlite3.Connection) -> None:
     rundb.add_retrieval(labelled, "r1", "e1", [{"episode": "e0", "start": 3, "end": 9, "cost": 0.5}])
     with pytest.raises(RunDbError, match="r1"):
         rundb.add_retrieval(labelled, "r1", "e1", [])
-    rundb.add_evaluation(labelled, 500, "robot-9000", 0, True)
-    with pytest.raises(RunDbError, match="trial 0"):
-        rundb.add_evaluation(labelled, 500, "robot-9000", 0, False)
     rundb.add_metrics(labelled, 7, {"loss": 0.25, "norm": 1.0}, now_s=5.0)
     rundb.add_metrics(labelled, 3, {"loss": 0.5}, now_s=4.0)
     assert rundb.metric(labelled, "loss") == [(3, 0.5, 4.0), (7, 0.25, 5.0)]
