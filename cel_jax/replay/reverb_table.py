@@ -132,8 +132,9 @@ class ReverbTable:
     def _create_items(self, writer: Any, back: int, loud: list[float]) -> None:
         """Items of the chunk that starts `back` frames before the writer's end."""
         head = slice(-back, None if back == 1 else -back + 1)
-        columns = {name: writer.history[name][head] for name in self._columns}
-        columns["action"] = writer.history["action"][-back:]
+        history = writer.history  # built anew at every look
+        columns = {name: history[name][head] for name in self._columns}
+        columns["action"] = history["action"][-back:]
         for shelf, priority in zip(self._shelves, loud, strict=False):
             writer.create_item(shelf.name, priority, columns)
 

@@ -45,7 +45,7 @@ def test_store_and_codec_run_in_the_reverb_environment() -> None:
     """numpy 1.26: the same tests that run here."""
     files = ["tests/replay/test_store.py", "tests/replay/test_priorities.py", "tests/data/test_episode_codec.py",
              "tests/data/test_lerobot_v3.py"]
-    done = in_reverb_environment("-m", "pytest", "-q", "-m", "not slow", *files)
+    done = in_reverb_environment("-m", "pytest", "-m", "not slow", *files)
     assert done.returncode == 0 and " passed" in done.stdout, done.stdout[-3000:] + done.stderr[-2000:]
 
 
