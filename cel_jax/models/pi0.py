@@ -152,14 +152,17 @@ def _suffix(x: jax.Array, state_tokens: int) -> Tokens:
 
 
 def init_params(config: Pi0Config, rng: jax.Array) -> Params:
-    """Fresh float32 parameters."""
-    return _init(config, rng)
+    """Fresh float32 parameters. May be called under `jit`, for instance with output shardings."""
+    return _init(config, rng) if isinstance(rng, jax.core.Tracer) else _compiled_init(config, rng)
 
 
-@functools.partial(jax.jit, static_argnums=0)
 def _init(config: Pi0Config, rng: jax.Array) -> Params:
     x_t = jnp.zeros((1, config.action_horizon, config.action_dim), jnp.float32)
     return Pi0(config).init(rng, example_inputs(config, 1), x_t, jnp.ones((1,), jnp.float32))["params"]
+
+
+# Runs once, and most of it is random bits: optimising it takes four times longer than it saves.
+_compiled_init = jax.jit(_init, static_argnums=0, compiler_options={"xla_backend_optimization_level": 0})
 
 
 def param_shapes(config: Pi0Config) -> Params:

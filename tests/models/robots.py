@@ -12,7 +12,7 @@ from cel_jax.config import PolicyConfig
 from cel_jax.data.episode import CameraSpec, Features
 from cel_jax.data.normalize import NormStats
 from cel_jax.models.inputs import ModelInputs
-from cel_jax.models.pi0 import Params, init_params
+from cel_jax.models.pi0 import Params, param_shapes
 from cel_jax.models.policy import Policy
 from cel_jax.models.presets import GemmaConfig, Pi0Config, SigLIPConfig, make_config
 
@@ -48,13 +48,15 @@ def tiny(mode: str = "state", **changes: object) -> Pi0Config:
     return dataclasses.replace(make_config("nano", features(mode), POLICY), **(size | changes))  # type: ignore[arg-type]
 
 
-def noisy_params(config: Pi0Config, seed: int = 0, scale: float = 0.1) -> Params:
-    """Initial parameters plus noise, so that no leaf is trivial (several start at zero)."""
-    params = init_params(config, jax.random.key(seed))
-    leaves, treedef = jax.tree.flatten(params)
-    keys = jax.random.split(jax.random.key(seed + 1), len(leaves))
-    noisy = [leaf + scale * jax.random.normal(k, leaf.shape) for leaf, k in zip(leaves, keys, strict=True)]
-    return jax.tree.unflatten(treedef, noisy)
+def noisy_params(config: Pi0Config, seed: int = 0, scale: float = 0.3) -> Params:
+    """Random numbers in every leaf, so that none is trivial (several start at zero). Nothing compiles."""
+    rng = np.random.default_rng(seed)
+
+    def draw(leaf: jax.ShapeDtypeStruct) -> jax.Array:
+        fan_in = leaf.shape[-2] if len(leaf.shape) > 1 else 1
+        return jnp.asarray(rng.normal(0, scale if fan_in == 1 else fan_in**-0.5, leaf.shape), jnp.float32)
+
+    return jax.tree.map(draw, param_shapes(config))
 
 
 def random_inputs(config: Pi0Config, batch: int, seed: int = 0) -> ModelInputs:

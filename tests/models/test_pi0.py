@@ -11,11 +11,28 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from cel_jax.models import pi0
 from cel_jax.models.inputs import ModelInputs, resize_with_pad, to_float
-from cel_jax.models.pi0 import Pi0, flow_loss, init_params, param_shapes, sample_actions, velocity, vision_tokens
+from cel_jax.models.pi0 import Pi0, init_params, param_shapes
 from tests.models.robots import noisy_params, random_inputs, tiny
 
 MODES = ("state", "images")
+velocity = jax.jit(pi0.velocity, static_argnums=1)
+flow_loss = jax.jit(pi0.flow_loss, static_argnums=1)
+sample_actions = jax.jit(pi0.sample_actions, static_argnums=(1, 4))
+vision_tokens = jax.jit(pi0.vision_tokens, static_argnums=1)
+
+
+@functools.partial(jax.jit, static_argnums=1)
+def gradients(params, config, inputs, actions, mask):
+    return jax.grad(lambda p: pi0.flow_loss(p, config, inputs, actions, mask, jax.random.key(1))[0])(params)
+
+
+@functools.partial(jax.jit, static_argnums=1)
+def cached_velocity(params, config, inputs, x_t, time):
+    call = functools.partial(Pi0(config).apply, {"params": params})
+    cache, valid = call(inputs, method="encode_prefix")
+    return call(cache, valid, inputs.state, x_t, time, method="cached_velocity")
 
 
 def point(config, batch, seed=3):
@@ -29,9 +46,7 @@ def point(config, batch, seed=3):
 def test_cached_velocity_equals_joint_pass(mode: str, pi05: bool) -> None:
     config = tiny(mode, pi05=pi05)
     params, inputs, (x_t, time) = noisy_params(config), random_inputs(config, 3), point(config, 3)
-    call = functools.partial(Pi0(config).apply, {"params": params})
-    cache, valid = call(inputs, method="encode_prefix")
-    cached = call(cache, valid, inputs.state, x_t, time, method="cached_velocity")
+    cached = cached_velocity(params, config, inputs, x_t, time)
     np.testing.assert_allclose(cached, velocity(params, config, inputs, x_t, time), atol=2e-5)
 
 
@@ -91,19 +106,16 @@ def test_padded_steps_carry_no_loss_and_no_gradient() -> None:
     assert abs(float(full - loss)) > 1e-4
     none, zeros = flow_loss(params, config, inputs, actions, jnp.zeros_like(mask), rng)
     assert none == 0 and not zeros.any()
-    grads = jax.grad(lambda p: flow_loss(p, config, inputs, actions, jnp.zeros_like(mask), rng)[0])(params)
+    grads = gradients(params, config, inputs, actions, jnp.zeros_like(mask))
     assert all(not leaf.any() for leaf in jax.tree.leaves(grads))
 
 
 def test_remat_and_unroll_change_nothing() -> None:
     config = tiny("images")
     params, inputs, (actions, _) = noisy_params(config), random_inputs(config, 2), point(config, 2)
-
-    def grads(config):
-        mask = jnp.ones((2, config.action_horizon), bool)
-        return jax.grad(lambda p: flow_loss(p, config, inputs, actions, mask, jax.random.key(1))[0])(params)
-
-    ours, other = grads(config), grads(dataclasses.replace(config, remat=True, unroll=2))
+    mask = jnp.ones((2, config.action_horizon), bool)
+    ours = gradients(params, config, inputs, actions, mask)
+    other = gradients(params, dataclasses.replace(config, remat=True, unroll=2), inputs, actions, mask)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), ours, other)
 
 
@@ -113,7 +125,7 @@ def test_gradients_reach_every_parameter(mode: str) -> None:
     config = tiny(mode)
     params, inputs, (actions, _) = noisy_params(config), random_inputs(config, 4), point(config, 4)
     mask = jnp.ones((4, config.action_horizon), bool)
-    grads = jax.grad(lambda p: flow_loss(p, config, inputs, actions, mask, jax.random.key(1))[0])(params)
+    grads = gradients(params, config, inputs, actions, mask)
     still = {k for k, v in flax.traverse_util.flatten_dict(grads, sep="/").items() if not np.abs(v).max() > 1e-8}
     cancels = {"PaliGemma/img/Transformer/encoderblock/MultiHeadDotProductAttention_0/key/bias"}
     assert still - cancels == {"PaliGemma/llm/final_norm/scale"}
@@ -132,13 +144,13 @@ def test_short_actions_and_states_are_padded_with_zeros() -> None:
 
 def test_wrong_inputs_are_named() -> None:
     config = tiny()
-    params, inputs, (x_t, time) = init_params(config, jax.random.key(0)), random_inputs(config, 2), point(config, 2)
+    params, inputs, (x_t, time) = noisy_params(config), random_inputs(config, 2), point(config, 2)
     with pytest.raises(ValueError, match="objects"):
         velocity(params, config, inputs.replace(objects=None), x_t, time)
     with pytest.raises(ValueError, match="token"):
         velocity(params, config, inputs.replace(tokens=inputs.tokens[:, :5]), x_t, time)
     config = tiny("images")
-    params, inputs = init_params(config, jax.random.key(0)), random_inputs(config, 2)
+    params, inputs = noisy_params(config), random_inputs(config, 2)
     with pytest.raises(ValueError, match="wrist"):
         velocity(params, config, inputs.replace(images={"head": inputs.images["head"]}), x_t, time)
 
@@ -150,7 +162,7 @@ def test_vision_tokens_are_the_towers_normalised_output() -> None:
     assert tokens.shape == (2, 4, 16)
     head = params["PaliGemma"]["img"]["head"]
     through = tokens @ head["kernel"] + head["bias"]
-    prefix = Pi0(config).apply({"params": params}, inputs, method="embed_prefix")
+    prefix = jax.jit(functools.partial(Pi0(config).apply, method="embed_prefix"))({"params": params}, inputs)
     np.testing.assert_allclose(prefix.x[:, :4], through, atol=1e-5)
 
 
@@ -176,3 +188,14 @@ def test_fused_qkv_when_every_head_has_its_keys() -> None:
 def test_inputs_are_a_pytree() -> None:
     inputs = random_inputs(tiny("images"), 2)
     assert isinstance(jax.tree.map(lambda x: x[:1], inputs), ModelInputs)
+
+
+def test_fresh_parameters_are_the_same_under_jit_and_give_finite_output() -> None:
+    config = tiny()
+    params = init_params(config, jax.random.key(4))
+    again = jax.jit(functools.partial(init_params, config))(jax.random.key(4))
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), params, again)
+    other = init_params(config, jax.random.key(5))
+    assert np.abs(other["state_proj"]["kernel"] - params["state_proj"]["kernel"]).max() > 1e-2
+    inputs, (x_t, time) = random_inputs(config, 2), point(config, 2)
+    assert np.isfinite(velocity(params, config, inputs, x_t, time)).all()

@@ -12,7 +12,7 @@ import pytest
 from cel_jax.config import PolicyConfig
 from cel_jax.data.actions import to_absolute
 from cel_jax.models import policy as policy_module
-from cel_jax.models.pi0 import init_params, sample_actions
+from cel_jax.models.pi0 import sample_actions
 from cel_jax.models.policy import Policy
 from cel_jax.models.presets import make_config
 from tests.models.robots import DELTA, POLICY, features, noisy_params, norm_stats, observations, tiny_policy
@@ -52,7 +52,11 @@ def test_the_chain_of_transforms_literally() -> None:
     np.testing.assert_allclose(inputs.objects, (objects - stats.objects_mean) / (stats.objects_std + 1e-6), rtol=1e-5)
     keys = [jax.random.fold_in(jax.random.key(9), row) for row in range(2)]
     noise = jnp.stack([jax.random.normal(key, (6, 5)) for key in keys])
-    raw = np.asarray(sample_actions(policy.params, policy.config, jax.tree.map(jnp.asarray, inputs), noise, 3))
+    raw = np.asarray(
+        jax.jit(sample_actions, static_argnums=(1, 4))(
+            policy.params, policy.config, jax.tree.map(jnp.asarray, inputs), noise, 3
+        )
+    )
     expected = raw * (stats.action_std + 1e-6) + stats.action_mean
     expected = expected + np.where(DELTA, states[:, :5], 0)[:, None]
     np.testing.assert_allclose(policy.infer(states, images, objects, prompts, seed=9), expected, atol=2e-4)
@@ -119,7 +123,7 @@ def test_actions_that_are_not_finite_never_leave() -> None:
 def test_statistics_that_do_not_fit_are_named() -> None:
     robot = features()
     config = make_config("nano", robot, POLICY)
-    params = init_params(config, jax.random.key(0))
+    params = noisy_params(config)
     with pytest.raises(ValueError, match="action_mean"):
         Policy(config, params, norm_stats(robot, horizon=7), robot, POLICY)
     bare = dataclasses.replace(norm_stats(robot), objects_mean=None, objects_std=None)

@@ -13,7 +13,6 @@ import pytest
 
 from cel_jax.config import PolicyConfig
 from cel_jax.models import params_io, saving
-from cel_jax.models.pi0 import init_params
 from cel_jax.models.presets import make_config
 from tests.models.robots import POLICY, features, noisy_params, norm_stats, observations, tiny_policy
 
@@ -63,7 +62,7 @@ def test_bfloat16_rounds_once_and_is_half_as_large(tmp_path) -> None:
 def test_nano_fits_in_eight_megabytes(mode: str, tmp_path) -> None:
     robot = features(mode)
     config = make_config("nano", robot, PolicyConfig(actions_per_token=3))
-    params = init_params(config, jax.random.key(0))
+    params = noisy_params(config)
     saving.save_policy(tmp_path / "p", config, params, norm_stats(robot, 30), robot, PolicyConfig(actions_per_token=3))
     assert sum(path.stat().st_size for path in (tmp_path / "p").iterdir()) < 8e6
     saving.load_policy(tmp_path / "p")
