@@ -4,8 +4,7 @@ Files under configs/ build a `RunConfig`; `--config.path=value` overrides a fiel
 (Table 5) unless the comment says otherwise; the simulated configs scale what must scale.
 """
 
-from __future__ import annotations
-
+# No `from __future__ import annotations` here: ml_collections reads the fields' types to parse `--config.path=value`.
 import dataclasses
 import hashlib
 import json

@@ -66,6 +66,12 @@ def _row(values: tuple[Any, ...]) -> EvaluationRow:
     return EvaluationRow(**(named | {"outcome": Outcome(named["outcome"])}))
 
 
+def latest(rows: Sequence[EvaluationRow]) -> list[EvaluationRow]:
+    """The last row of every trial: a repeated evaluation of the same scenes replaces, it does not add trials."""
+    kept = {(row.policy, row.policy_version, row.mode, row.robot_id, row.seed): row for row in rows}
+    return list(kept.values())
+
+
 def robot_results(rows: Sequence[EvaluationRow]) -> list[RobotResult]:
     """Rows pooled by policy and robot, in order of first appearance; discarded trials do not count."""
     counts: dict[tuple[str, str], list[int]] = {}
