@@ -11,13 +11,13 @@ from cel_jax.config import FertConfig, FleetConfig, PolicyConfig, ReplayConfig, 
 def get_config() -> RunConfig:
     return RunConfig(
         name="phone_packaging_state",
-        task=TaskConfig(mode="state", image_stride_frames=1),
-        fleet=FleetConfig(robots=8, minutes=20.0),
-        policy=PolicyConfig(preset="nano", actions_per_token=3, flow_steps=5),
+        task=TaskConfig(mode="state", image_stride_frames=1, prompt="Box", no_progress_s=6.0, max_episode_s=60.0),
+        fleet=FleetConfig(robots=4, minutes=20.0),
+        policy=PolicyConfig(preset="nano", actions_per_token=3, flow_steps=5, max_token_len=4, execute_frames=10),
         replay=ReplayConfig(min_frames=5_000),
         fert=FertConfig(query_frames=75, h_pre_frames=25, h_post_frames=25),
         train=TrainConfig(
-            batch_size=256, peak_lr=2e-4, sync_interval_steps=100, ema_decay=0.99, compute_dtype="float32",
-            decay_steps=4000, max_steps=100_000, checkpoint_interval_steps=200,
+            batch_size=128, peak_lr=5e-4, sync_interval_steps=50, ema_decay=0.99, compute_dtype="float32",
+            decay_steps=4000, max_steps=100_000, checkpoint_interval_steps=50,
         ),
     )

@@ -24,7 +24,9 @@ class WireError(RuntimeError):
 def control_dir(run_dir: Path) -> Path:
     """Where a run keeps its sockets, locks, journals and beat files."""
     path = run_dir / "control"
-    path.mkdir(parents=True, exist_ok=True)
+    if not path.exists():
+        path.mkdir(parents=True, exist_ok=True)
+        path.chmod(0o700)  # sockets are protected by their folder
     return path
 
 

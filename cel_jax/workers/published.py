@@ -13,9 +13,8 @@ from cel_jax.models.policy import Policy
 from cel_jax.models.presets import Pi0Config
 from cel_jax.models.saving import load_policy, save_policy
 from cel_jax.recovery import rundb
+from cel_jax.workers.published_version import published_version, set_published_version
 from cel_jax.workers.wiring import Wiring
-
-VERSION_KEY = "published_version"
 
 
 def params_to_bytes(params: Any) -> bytes:
@@ -40,7 +39,7 @@ def keep_published(wiring: Wiring, policy: Policy, params: Any, version: int) ->
     )
     db = rundb.open_db(wiring.run_dir)
     try:
-        rundb.set_value(db, VERSION_KEY, str(version))
+        set_published_version(db, version)
     finally:
         db.close()
 
@@ -49,7 +48,7 @@ def current_policy(wiring: Wiring) -> tuple[Policy, int]:
     """The last published policy and its version; the start policy is version 0."""
     db = rundb.open_db(wiring.run_dir)
     try:
-        version = int(rundb.get_value(db, VERSION_KEY, "0"))
+        version = published_version(db)
     finally:
         db.close()
     if version and wiring.policy_folder.exists():

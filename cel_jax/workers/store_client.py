@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from cel_jax.bus.arrays import unpack_arrays
+from cel_jax.bus.arrays import Buffer, unpack_arrays
 from cel_jax.bus.client import Client
+from cel_jax.bus.errors import DeadlineExceeded, PeerLost
+from cel_jax.bus.message import Reply
 from cel_jax.replay.chunks import ChunkBatch
 from cel_jax.replay.notices import ExperienceNotice
 
-DEADLINE_S = 60.0
+DEADLINE_S = 300.0  # a store that lost its process reads its window back from disk
 
 
 class RemoteStore:
@@ -20,25 +24,35 @@ class RemoteStore:
     def __init__(self, client: Client, deadline_s: float = DEADLINE_S) -> None:
         self._client, self._deadline_s = client, deadline_s
 
+    def _call(self, op: str, header: Mapping[str, Any] | None = None, buffers: Sequence[Buffer] = ()) -> Reply:
+        """Asks until the deadline: every operation may be asked twice, and a store that dies comes back."""
+        ends_s = time.monotonic() + self._deadline_s
+        while (left_s := ends_s - time.monotonic()) > 0:
+            try:
+                return self._client.call(op, header, buffers, left_s)
+            except PeerLost:
+                continue
+        raise DeadlineExceeded(f"{op}: {self._client.expected_station} did not come back in {self._deadline_s:g} s")
+
     def reset_learner(self, session: str) -> list[str]:
         """Begins a learner's session; returns the window's successes, oldest first."""
-        reply = self._client.call("reset_learner", {"session": session}, deadline_s=self._deadline_s)
+        reply = self._call("reset_learner", {"session": session})
         return [str(name) for name in reply.header["window"]]
 
     def next_experience(self, max_items: int) -> list[ExperienceNotice]:
-        reply = self._client.call("next_experience", {"max_items": max_items}, deadline_s=self._deadline_s)
+        reply = self._call("next_experience", {"max_items": max_items})
         tree = unpack_arrays(reply.header["arrays"], reply.buffers)
         return [_notice(head, tree[str(index)]) for index, head in enumerate(reply.header["notices"])]
 
     def embedded(self, episode: str) -> None:
-        self._client.call("embedded", {"episode": episode}, deadline_s=self._deadline_s)
+        self._call("embedded", {"episode": episode})
 
     def apply_event(self, failure: str, intervals: list[tuple[str, int, int]]) -> bool:
         header = {"failure": failure, "intervals": [[e, int(left), int(right)] for e, left, right in intervals]}
-        return bool(self._client.call("apply_event", header, deadline_s=self._deadline_s).header["applied"])
+        return bool(self._call("apply_event", header).header["applied"])
 
     def sample(self, n: int, seed: int) -> ChunkBatch | None:
-        reply = self._client.call("sample", {"n": n, "seed": seed}, deadline_s=self._deadline_s)
+        reply = self._call("sample", {"n": n, "seed": seed})
         if reply.header["empty"]:
             return None
         arrays = unpack_arrays(reply.header["arrays"], reply.buffers)
@@ -50,15 +64,15 @@ class RemoteStore:
         )  # fmt: skip
 
     def counters(self) -> dict[str, int]:
-        return dict(self._client.call("counters", deadline_s=self._deadline_s).header["counters"])
+        return dict(self._call("counters").header["counters"])
 
     def snapshot(self) -> bytes:
         """Priorities, counters and manifest, for the training checkpoint."""
-        return bytes(self._client.call("snapshot", deadline_s=self._deadline_s).buffers[0])
+        return bytes(self._call("snapshot").buffers[0])
 
     def restore(self, snapshot: bytes) -> None:
         """Raises RemoteError where the store is not the checkpoint's."""
-        self._client.call("restore", {}, [snapshot], deadline_s=self._deadline_s)
+        self._call("restore", {}, [snapshot])
 
 
 def _notice(head: dict[str, Any], arrays: dict[str, Any]) -> ExperienceNotice:

@@ -1,0 +1,57 @@
+"""Finds or makes the start policy of a run: the configuration's, the shipped one, or a new one by initialisation."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from cel_jax.config import RunConfig
+from cel_jax.workers import wiring
+from launch.options import OptionError
+
+SHIPPED = Path(__file__).resolve().parent.parent / "policies"
+
+
+def prepare(run_dir: Path, config: RunConfig) -> None:
+    """Puts the policy in runs/<name>/init/policy and its robot's features in features.json."""
+    folder = run_dir / "init" / "policy"
+    if not (folder / "manifest.json").exists():
+        _obtain(run_dir, config, folder)
+    manifest = json.loads((folder / "manifest.json").read_text())
+    check_fit(config, manifest, folder)
+    (run_dir / wiring.FEATURES_FILE).write_text(json.dumps(manifest["features"], indent=1))
+
+
+def _obtain(run_dir: Path, config: RunConfig, folder: Path) -> None:
+    source = Path(config.policy.checkpoint) if config.policy.checkpoint else SHIPPED / shipped_name(config)
+    if (source / "manifest.json").exists():
+        print(f"start policy: {source}", flush=True)
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copytree(source, folder)
+        return
+    if config.policy.checkpoint:
+        raise OptionError(f"--config.policy.checkpoint={source}: no policy there (manifest.json is missing)")
+    print("start policy: none shipped for this configuration; training one on scripted demonstrations", flush=True)
+    command = [sys.executable, "-m", "launch.initialize", f"--run_config={run_dir / wiring.CONFIG_FILE}",
+               f"--out={folder}"]  # fmt: skip
+    if subprocess.run(command, check=False).returncode != 0:
+        raise OptionError("initialisation failed; see its last lines above")
+
+
+def shipped_name(config: RunConfig) -> str:
+    """The folder under policies/ that fits a task and its observation mode."""
+    return f"{config.task.name}_{config.task.mode}"
+
+
+def check_fit(config: RunConfig, manifest: dict, folder: Path) -> None:
+    """Raises OptionError where a policy was made for other observations or another horizon."""
+    sees = "state" if manifest["features"]["objects_shape"] else "images"
+    if sees != config.task.mode:
+        raise OptionError(f"{folder}: the policy was trained with {sees}, this run has task.mode={config.task.mode}")
+    horizon = manifest["config"]["action_horizon"]
+    if horizon != config.policy.action_horizon:
+        wanted = config.policy.action_horizon
+        raise OptionError(f"{folder}: the policy has an action horizon of {horizon}, this run asks for {wanted}")
