@@ -1,0 +1,48 @@
+import dataclasses
+
+import jax
+import numpy as np
+import pytest
+
+from cel_jax.config import InitConfig, PolicyConfig
+from cel_jax.initialization import dataset, sft
+from tests.initialization.toy_demos import BLIND, walk
+
+POLICY = PolicyConfig(action_horizon=6, actions_per_token=3, max_token_len=4)
+INIT = InitConfig(steps=60, batch_size=32, peak_lr=3e-3)
+
+
+def _train(init: InitConfig, **more) -> sft.Trained:
+    source = dataset.build([walk(n) for n in range(30)])
+    return sft.train(source, dataset.build([walk(n) for n in range(30, 36)]), BLIND, POLICY, init, **more)
+
+
+@pytest.mark.slow
+def test_the_held_out_loss_falls_and_a_run_repeats() -> None:
+    heard: list[sft.Losses] = []
+    trained = _train(INIT, progress=heard.append)
+    assert heard == trained.losses and heard[-1].step == 60
+    assert heard[-1].held_out < 0.8 * heard[0].held_out and heard[-1].train < 0.8 * heard[0].train
+    again = _train(INIT)
+    for one, other in zip(jax.tree.leaves(trained.params), jax.tree.leaves(again.params), strict=True):
+        np.testing.assert_array_equal(one, other)
+    onwards = _train(dataclasses.replace(INIT, steps=1, batch_size=8, peak_lr=1e-9), params=trained.params)
+    assert onwards.losses[0].held_out == pytest.approx(heard[-1].held_out, rel=0.5)
+
+
+@pytest.mark.slow
+def test_a_loss_that_is_not_finite_ends_the_run() -> None:
+    with pytest.raises(sft.TrainingDiverged, match=r"lower init\.peak_lr"):
+        _train(dataclasses.replace(INIT, peak_lr=1e30, warmup_steps=0))
+
+
+def test_a_short_run_publishes_what_it_learnt() -> None:
+    average = sft._moved({"w": np.zeros(2)}, {"w": np.ones(2)}, 0.995, np.float32(0))["w"]
+    np.testing.assert_allclose(average, 0.9)
+    late = sft._moved({"w": np.zeros(2)}, {"w": np.ones(2)}, 0.995, np.float32(10_000))["w"]
+    np.testing.assert_allclose(late, 0.005, rtol=1e-3)
+
+
+def test_the_warm_up_fits_short_runs() -> None:
+    assert sft.optimizer_config(InitConfig(steps=100)).warmup_steps == 10
+    assert sft.optimizer_config(InitConfig(steps=4000)).warmup_steps == 80
