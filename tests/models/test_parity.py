@@ -181,6 +181,7 @@ def test_openpi_checkpoint_gives_the_same_outputs() -> None:
     assert differences(z, params, "batch0") == []
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not FILES, reason=f"no parity fixtures at {FIXTURES}; set CEL_FIXTURES")
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
 def test_bfloat16_stays_close(path: pathlib.Path) -> None:

@@ -110,6 +110,7 @@ def test_padded_steps_carry_no_loss_and_no_gradient() -> None:
     assert all(not leaf.any() for leaf in jax.tree.leaves(grads))
 
 
+@pytest.mark.slow
 def test_remat_and_unroll_change_nothing() -> None:
     config = tiny("images")
     params, inputs, (actions, _) = noisy_params(config), random_inputs(config, 2), point(config, 2)
