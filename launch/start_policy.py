@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
@@ -35,10 +34,9 @@ def _obtain(run_dir: Path, config: RunConfig, folder: Path) -> None:
     if config.policy.checkpoint:
         raise OptionError(f"--config.policy.checkpoint={source}: no policy there (manifest.json is missing)")
     print("start policy: none shipped for this configuration; training one on scripted demonstrations", flush=True)
-    command = [sys.executable, "-m", "launch.initialize", f"--run_config={run_dir / wiring.CONFIG_FILE}",
-               f"--out={folder}"]  # fmt: skip
-    if subprocess.run(command, check=False).returncode != 0:
-        raise OptionError("initialisation failed; see its last lines above")
+    from cel_jax.initialization.start_policy import make_start_policy
+
+    make_start_policy(config, folder, lambda text: print(text, flush=True), command=" ".join(sys.argv))
 
 
 def shipped_name(config: RunConfig) -> str:
