@@ -19,7 +19,13 @@ def get_config() -> RunConfig:
         # L is a tenth of an episode, h = L / 3; an episode has about 750 steps.
         fert=FertConfig(query_frames=75, h_pre_frames=25, h_post_frames=25),
         train=TrainConfig(
-            batch_size=64, peak_lr=1e-4, sync_interval_steps=40, ema_decay=0.99, compute_dtype="float32",
-            decay_steps=4000, max_steps=100_000, checkpoint_interval_steps=40,
+            batch_size=64,
+            peak_lr=1e-4,
+            sync_interval_steps=40,
+            ema_decay=0.99,
+            compute_dtype="float32",
+            decay_steps=4000,
+            max_steps=100_000,
+            checkpoint_interval_steps=40,
         ),
     )

@@ -17,7 +17,13 @@ def get_config() -> RunConfig:
         replay=ReplayConfig(min_frames=5_000),
         fert=FertConfig(query_frames=75, h_pre_frames=25, h_post_frames=25),
         train=TrainConfig(
-            batch_size=128, peak_lr=5e-4, sync_interval_steps=50, ema_decay=0.99, compute_dtype="float32",
-            decay_steps=4000, max_steps=100_000, checkpoint_interval_steps=50,
+            batch_size=128,
+            peak_lr=5e-4,
+            sync_interval_steps=50,
+            ema_decay=0.99,
+            compute_dtype="float32",
+            decay_steps=4000,
+            max_steps=100_000,
+            checkpoint_interval_steps=50,
         ),
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 from absl import flags
@@ -31,7 +32,7 @@ ALIASES: dict[str, tuple[str, str]] = {
     "retrieval_scope": ("fert.scope", "str"),
 }
 
-_DEFINE = {
+_DEFINE: dict[str, Callable[..., object]] = {
     "bool": flags.DEFINE_bool,
     "int": flags.DEFINE_integer,
     "float": flags.DEFINE_float,

@@ -46,8 +46,9 @@ def check_episode(episode: Episode) -> None:
 
 def _check_leaf(who: str, leaf: str, array: np.ndarray, dtype: np.dtype, num_frames: int) -> None:
     if array.dtype != dtype or len(array) != num_frames:
-        raise EpisodeError(f"{who}, leaf {leaf!r}: expected {dtype} of {num_frames} frames, "
-                           f"got {array.dtype} of shape {array.shape}")
+        raise EpisodeError(
+            f"{who}, leaf {leaf!r}: expected {dtype} of {num_frames} frames, got {array.dtype} of shape {array.shape}"
+        )
 
 
 def _check_image_steps(who: str, episode: Episode) -> None:
@@ -109,11 +110,14 @@ def check_jpegs(who: str, camera: str, images: Iterable[bytes], features: Featur
         try:
             height, width = simplejpeg.decode_jpeg_header(image)[:2]
         except ValueError as error:
-            raise EpisodeError(f"{who}, camera {camera!r}: captured image {row} is not a JPEG "
-                               f"({len(image)} bytes): {error}") from error
+            raise EpisodeError(
+                f"{who}, camera {camera!r}: captured image {row} is not a JPEG ({len(image)} bytes): {error}"
+            ) from error
         if (height, width) != (spec.height, spec.width):
-            raise EpisodeError(f"{who}, camera {camera!r}: captured image {row} is {height} x {width}, "
-                               f"expected {spec.height} x {spec.width}")
+            raise EpisodeError(
+                f"{who}, camera {camera!r}: captured image {row} is {height} x {width}, "
+                f"expected {spec.height} x {spec.width}"
+            )
 
 
 def check_frame_images(header: EpisodeHeader, images: Mapping[str, bytes], features: Features) -> None:

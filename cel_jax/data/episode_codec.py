@@ -24,8 +24,17 @@ from cel_jax.data.episode_check import PER_FRAME_DTYPES, EpisodeError, check_epi
 from cel_jax.data.frame_log import Frame, FrameLog, FrameLogContents, frames_to_episode, read_frame_log
 
 __all__ = [
-    "EpisodeError", "Frame", "FrameLog", "FrameLogContents", "check_episode", "check_features", "content_hash",
-    "decode_episode", "encode_episode", "frames_to_episode", "read_frame_log",
+    "EpisodeError",
+    "Frame",
+    "FrameLog",
+    "FrameLogContents",
+    "check_episode",
+    "check_features",
+    "content_hash",
+    "decode_episode",
+    "encode_episode",
+    "frames_to_episode",
+    "read_frame_log",
 ]
 
 MAGIC = b"CELE"
@@ -41,15 +50,22 @@ def encode_episode(episode: Episode) -> bytes:
     leaves, buffers = [], []
     for name, array in _arrays(episode):
         buffers.append(array.tobytes())
-        leaves.append({"name": name, "dtype": array.dtype.str, "shape": list(array.shape),
-                       "crc": zlib.crc32(buffers[-1])})
+        leaves.append(
+            {"name": name, "dtype": array.dtype.str, "shape": list(array.shape), "crc": zlib.crc32(buffers[-1])}
+        )
     cameras = []
     for camera in sorted(episode.images):
         images = episode.images[camera]
         buffers.extend(images)
         cameras.append({"name": camera, "sizes": [len(i) for i in images], "crcs": [zlib.crc32(i) for i in images]})
-    header = msgpack.packb({"header": dataclasses.asdict(episode.header), "label": _label_dict(episode.label),
-                            "leaves": leaves, "cameras": cameras})
+    header = msgpack.packb(
+        {
+            "header": dataclasses.asdict(episode.header),
+            "label": _label_dict(episode.label),
+            "leaves": leaves,
+            "cameras": cameras,
+        }
+    )
     body = b"".join([_PREFIX.pack(MAGIC, VERSION, len(header), zlib.crc32(header)), header, *buffers])
     return body + hashlib.sha256(body).digest()
 
@@ -120,8 +136,9 @@ def _decode_images(who: str, camera: dict[str, Any], data: bytes, offset: int) -
 
 def _slice(who: str, what: str, data: bytes, offset: int, size: int, crc: int) -> bytes:
     if size < 0 or offset + size > len(data) - _DIGEST_BYTES:
-        raise EpisodeError(f"{who}, {what}: needs {size} bytes at {offset}, but only {len(data)} came; "
-                           "the file was cut, send it again")
+        raise EpisodeError(
+            f"{who}, {what}: needs {size} bytes at {offset}, but only {len(data)} came; the file was cut, send it again"
+        )
     raw = bytes(data[offset : offset + size])
     if zlib.crc32(raw) != crc:
         raise EpisodeError(f"{who}, {what}: checksum differs; the bytes were altered, send the episode again")
@@ -140,5 +157,10 @@ def _build_episode(who: str, header: dict[str, Any], leaves: dict[str, Any], ima
     if missing:
         raise EpisodeError(f"{who}: leaf {missing[0]!r} is missing (all missing: {missing})")
     label = {**header["label"], "outcome": Outcome(header["label"]["outcome"])}
-    return Episode(header=EpisodeHeader(**header["header"]), label=Label(**label), images=images,
-                   objects=leaves.pop("objects", None), **leaves)
+    return Episode(
+        header=EpisodeHeader(**header["header"]),
+        label=Label(**label),
+        images=images,
+        objects=leaves.pop("objects", None),
+        **leaves,
+    )

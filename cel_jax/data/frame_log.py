@@ -123,8 +123,10 @@ def read_frame_log(path: str | os.PathLike[str]) -> FrameLogContents:
     complete = records[-1]["kind"] == "end"
     frames = tuple(_record_frame(record) for record in records[1:] if record["kind"] == "frame")
     if complete and (records[-1]["num_frames"] != len(frames) or end != len(data)):
-        raise EpisodeError(f"{describe(header)}: finished with {records[-1]['num_frames']} frames, "
-                           f"but {len(frames)} are readable in {path}")
+        raise EpisodeError(
+            f"{describe(header)}: finished with {records[-1]['num_frames']} frames, "
+            f"but {len(frames)} are readable in {path}"
+        )
     return FrameLogContents(header, frames, complete, len(data) - end)
 
 
@@ -176,12 +178,17 @@ def decode_label(data: bytes) -> tuple[EpisodeHeader, Label]:
 def _frame_record(frame: Frame) -> dict[str, Any]:
     objects = None if frame.objects is None else np.asarray(frame.objects, np.float32)
     return {
-        "kind": "frame", "step": int(frame.step), "images": dict(frame.images),
+        "kind": "frame",
+        "step": int(frame.step),
+        "images": dict(frame.images),
         "state": np.asarray(frame.state, np.float32).tobytes(),
         "action": np.asarray(frame.action, np.float32).tobytes(),
         "objects": None if objects is None else [list(objects.shape), objects.tobytes()],
-        "capture_time_s": float(frame.capture_time_s), "policy_version": int(frame.policy_version),
-        "source": int(frame.source), "intervened": bool(frame.intervened), "stage": int(frame.stage),
+        "capture_time_s": float(frame.capture_time_s),
+        "policy_version": int(frame.policy_version),
+        "source": int(frame.source),
+        "intervened": bool(frame.intervened),
+        "stage": int(frame.stage),
     }
 
 
@@ -205,11 +212,19 @@ def frames_to_episode(header: EpisodeHeader, label: Label, frames: Sequence[Fram
         raise EpisodeError(f"{who}: steps must run from 0 without gaps, got {steps[:5]}...{steps[-1]}")
     captured = [frame for frame in frames if frame.images]
     episode = Episode(
-        header, label, state=_stack(who, "state", frames, np.float32), action=_stack(who, "action", frames, np.float32),
-        image_steps=np.array([frame.step for frame in captured], np.int32), images=_images(who, captured),
-        objects=_objects(who, frames), policy_version=_stack(who, "policy_version", frames, np.int64),
-        source=_stack(who, "source", frames, np.uint8), intervened=_stack(who, "intervened", frames, np.bool_),
-        stage=_stack(who, "stage", frames, np.int16), capture_time_s=_stack(who, "capture_time_s", frames, np.float64))
+        header,
+        label,
+        state=_stack(who, "state", frames, np.float32),
+        action=_stack(who, "action", frames, np.float32),
+        image_steps=np.array([frame.step for frame in captured], np.int32),
+        images=_images(who, captured),
+        objects=_objects(who, frames),
+        policy_version=_stack(who, "policy_version", frames, np.int64),
+        source=_stack(who, "source", frames, np.uint8),
+        intervened=_stack(who, "intervened", frames, np.bool_),
+        stage=_stack(who, "stage", frames, np.int16),
+        capture_time_s=_stack(who, "capture_time_s", frames, np.float64),
+    )
     check_episode(episode)
     return episode
 

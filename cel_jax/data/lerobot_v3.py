@@ -35,8 +35,13 @@ TASKS, INFO, STATS = "meta/tasks.parquet", "meta/info.json", "meta/stats.json"
 CHECKSUMS = "checksums.sha256"
 TEMPORARY = ".tmp-"
 _STATE, _ACTION, _OBJECTS, _IMAGE = "observation.state", "action", "observation.objects", "observation.images."
-_EXTRA = {"policy_version": pa.int64(), "source": pa.uint8(), "intervened": pa.bool_(), "stage": pa.int16(),
-          "capture_time_s": pa.float64()}
+_EXTRA = {
+    "policy_version": pa.int64(),
+    "source": pa.uint8(),
+    "intervened": pa.bool_(),
+    "stage": pa.int16(),
+    "capture_time_s": pa.float64(),
+}
 _IMAGE_TYPE = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
 
 
@@ -82,8 +87,12 @@ def shard_features(folder: Path) -> Features:
     values = json.loads((folder / INFO).read_text())["cel"]["features"]
     cameras = tuple(CameraSpec(**camera) for camera in values.pop("cameras"))
     objects = values.pop("objects_shape")
-    return Features(cameras=cameras, objects_shape=None if objects is None else (objects[0], objects[1]),
-                    delta_mask=tuple(values.pop("delta_mask")), **values)
+    return Features(
+        cameras=cameras,
+        objects_shape=None if objects is None else (objects[0], objects[1]),
+        delta_mask=tuple(values.pop("delta_mask")),
+        **values,
+    )
 
 
 def check_shard(folder: Path) -> None:
@@ -152,8 +161,12 @@ def _episode_table(episode: Episode, features: Features, index: int, offset: int
     for camera in features.camera_names:
         columns[_IMAGE + camera] = _image_column(episode, camera)
     columns["timestamp"] = pa.array((steps / episode.header.fps_hz).astype(np.float32))
-    columns.update(frame_index=pa.array(steps), episode_index=pa.array(np.full_like(steps, index)),
-                   index=pa.array(steps + offset), task_index=pa.array(np.full_like(steps, task)))
+    columns.update(
+        frame_index=pa.array(steps),
+        episode_index=pa.array(np.full_like(steps, index)),
+        index=pa.array(steps + offset),
+        task_index=pa.array(np.full_like(steps, task)),
+    )
     columns.update({name: pa.array(getattr(episode, name), dtype) for name, dtype in _EXTRA.items()})
     return pa.table(columns)
 
@@ -174,12 +187,25 @@ def _episodes_table(episodes: Sequence[Episode]) -> pa.Table:
     for index, episode in enumerate(episodes):
         end = offset + episode.num_frames
         header, label = dataclasses.asdict(episode.header), dataclasses.asdict(episode.label)
-        rows.append({
-            "episode_index": index, "tasks": [header.pop("prompt")], "length": episode.num_frames,
-            "data/chunk_index": 0, "data/file_index": 0, "dataset_from_index": offset, "dataset_to_index": end,
-            "meta/episodes/chunk_index": 0, "meta/episodes/file_index": 0, "episode_id": header.pop("id"), **header,
-            "outcome": label["outcome"].value, "label_author": label["author"], "label_time_s": label["time_s"],
-            "label_reason": label["reason"]})
+        rows.append(
+            {
+                "episode_index": index,
+                "tasks": [header.pop("prompt")],
+                "length": episode.num_frames,
+                "data/chunk_index": 0,
+                "data/file_index": 0,
+                "dataset_from_index": offset,
+                "dataset_to_index": end,
+                "meta/episodes/chunk_index": 0,
+                "meta/episodes/file_index": 0,
+                "episode_id": header.pop("id"),
+                **header,
+                "outcome": label["outcome"].value,
+                "label_author": label["author"],
+                "label_time_s": label["time_s"],
+                "label_reason": label["reason"],
+            }
+        )
         offset = end
     return pa.Table.from_pylist(rows)
 
@@ -189,8 +215,16 @@ def _read_episode(row: dict[str, Any], data: pa.Table, info: dict[str, Any]) -> 
     cameras = [name[len(_IMAGE) :] for name in table.column_names if name.startswith(_IMAGE)]
     image_steps, images = _read_images(table, cameras)
     extra = {name: table[name].to_numpy().astype(PER_FRAME_DTYPES[name]) for name in _EXTRA}
-    return Episode(_read_header(row), _read_label(row), state=_matrix(table, _STATE), action=_matrix(table, _ACTION),
-                   image_steps=image_steps, images=images, objects=_read_objects(table, info), **extra)
+    return Episode(
+        _read_header(row),
+        _read_label(row),
+        state=_matrix(table, _STATE),
+        action=_matrix(table, _ACTION),
+        image_steps=image_steps,
+        images=images,
+        objects=_read_objects(table, info),
+        **extra,
+    )
 
 
 def _read_objects(table: pa.Table, info: dict[str, Any]) -> np.ndarray | None:

@@ -18,9 +18,7 @@ class Decoder:
     def __init__(self, threads: int = 0):
         self._pool = concurrent.futures.ThreadPoolExecutor(threads or min(8, os.cpu_count() or 1), "decode")
 
-    def __call__(
-        self, images: Mapping[str, Sequence[bytes]], keys: Sequence[tuple[str, int]]
-    ) -> dict[str, np.ndarray]:
+    def __call__(self, images: Mapping[str, Sequence[bytes]], keys: Sequence[tuple[str, int]]) -> dict[str, np.ndarray]:
         """camera -> uint8 [n, h, w, 3]. keys: (episode, step) of each image, for the error message.
 
         Raises DamagedImage for bytes that are no image, ValueError for images of different sizes.

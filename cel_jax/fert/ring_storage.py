@@ -91,9 +91,7 @@ def _writer(mesh: Mesh | None, axis: str) -> Any:
     return jax.jit(spread, donate_argnums=(0, 1))
 
 
-def _write_slot(
-    frames: jax.Array, norms: jax.Array, row: jax.Array, slot: jax.Array
-) -> tuple[jax.Array, jax.Array]:
+def _write_slot(frames: jax.Array, norms: jax.Array, row: jax.Array, slot: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Write row [N, D] and its norms; a slot outside the buffer is dropped."""
     row = row.astype(frames.dtype)
     return frames.at[slot].set(row, mode="drop"), norms.at[slot].set(sdtw.squared_lengths(row), mode="drop")

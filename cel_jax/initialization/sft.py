@@ -39,11 +39,13 @@ class TrainingDiverged(RuntimeError):
 
 @dataclasses.dataclass(frozen=True)
 class Losses:
-    """The flow loss after `step` of `steps`: mean over the last batches, and on held-out demonstrations (or None)."""
+    """The flow loss after `step` of `steps`: mean over the batches since the last report (None before the first step),
+    and on held-out demonstrations (None without any).
+    """
 
     step: int
     steps: int
-    train: float
+    train: float | None
     held_out: float | None
     elapsed_s: float
 
@@ -184,7 +186,8 @@ def _drive(
     calls = init.steps // call_steps
     every = max(1, calls // REPORTS)
     recent: list[jax.Array] = []
-    found: list[Losses] = []
+    found = [Losses(0, init.steps, None, held_loss(state.ema), 0.0)]
+    progress(found[0])
     begin_s = time.monotonic()
     for call in range(1, calls + 1):
         state, loss = run(state)

@@ -113,9 +113,12 @@ def _gigabytes(source: dataset.ChunkSource) -> float:
 
 def describe(losses: sft.Losses) -> str:
     """One progress line with the time that is left."""
+    parts = [("loss", losses.train), ("held out", losses.held_out)]
+    text = ", ".join(f"{name} {value:.4f}" for name, value in parts if value is not None)
+    if losses.step == 0:
+        return f"step 0/{losses.steps}: {text or 'compiling'}"
     left_s = losses.elapsed_s * (losses.steps / losses.step - 1)
-    held = "" if losses.held_out is None else f", held out {losses.held_out:.4f}"
-    return f"step {losses.step}/{losses.steps}: loss {losses.train:.4f}{held}; about {left_s:.0f} s left"
+    return f"step {losses.step}/{losses.steps}: {text}; about {left_s:.0f} s left"
 
 
 def overfitted(losses: Sequence[sft.Losses]) -> str:

@@ -1,10 +1,10 @@
 """A worker's side of HotSwarm: its identity, its heartbeat, and the commands that reach it even in a busy loop.
 
-    context = WorkerContext.from_env()
-    context.ready()
-    while not context.should_stop():
-        context.progress("episode 12")
-        ...
+context = WorkerContext.from_env()
+context.ready()
+while not context.should_stop():
+    context.progress("episode 12")
+    ...
 """
 
 from __future__ import annotations

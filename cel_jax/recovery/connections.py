@@ -65,9 +65,7 @@ class TransferQueue(Generic[Connection, Item]):
             raise OverflowError(f"station {self.station}: {self._limit} transfers wait for it; produce slower")
         self._queue.append(item)
 
-    def pump(
-        self, send: Callable[[Connection, Item], None], deadline_s: float, ended: Ended = lambda: False
-    ) -> int:
+    def pump(self, send: Callable[[Connection, Item], None], deadline_s: float, ended: Ended = lambda: False) -> int:
         """Sends what is due and returns how many. Raises what `send` raises; the item stays queued."""
         peer, connection = self._book.get(self.station, deadline_s, ended)
         if self._sent_to is not None and self._must_replay(self._sent_to):

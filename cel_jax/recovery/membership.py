@@ -84,9 +84,7 @@ def retire(registry: Registry, identity: Identity, cause: str, ended_s: float) -
     if check(registry, Artifact.CONTROL_MESSAGE, identity) is not Response.ACCEPT:
         return registry
     group = registry.stations[identity.station].connection_group
-    dead = dataclasses.replace(
-        registry.records[identity.worker], state=WorkerState.DEAD, ended_s=ended_s, cause=cause
-    )
+    dead = dataclasses.replace(registry.records[identity.worker], state=WorkerState.DEAD, ended_s=ended_s, cause=cause)
     return dataclasses.replace(
         registry,
         occupant={name: worker for name, worker in registry.occupant.items() if name != identity.station},

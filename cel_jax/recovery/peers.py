@@ -111,9 +111,7 @@ def _peer(item: tuple[str, Mapping[str, Any]]) -> Peer | None:
 def _gone(old: Mapping[str, Mapping[str, Any]], new: Mapping[str, Mapping[str, Any]]) -> list[Identity]:
     before = [peer for peer in map(_peer, old.items()) if peer is not None]
     return [
-        peer.identity
-        for peer in before
-        if new.get(peer.identity.station, {}).get("worker", "") != peer.identity.worker
+        peer.identity for peer in before if new.get(peer.identity.station, {}).get("worker", "") != peer.identity.worker
     ]
 
 

@@ -63,8 +63,10 @@ def check_targets(episode: Episode, starts: np.ndarray, horizon: int) -> None:
         raise SourceError(f"{who}: chunk start {outside[0]} outside [0, {episode.num_frames})")
     foreign = starts[touches_others(episode, starts, horizon)]
     if len(foreign):
-        raise SourceError(f"{who}: the chunk from frame {foreign[0]} holds actions that the policy did not take; "
-                          "take the starts from `chunk_starts`")
+        raise SourceError(
+            f"{who}: the chunk from frame {foreign[0]} holds actions that the policy did not take; "
+            "take the starts from `chunk_starts`"
+        )
 
 
 def chunk_lengths(starts: np.ndarray, num_frames: int, horizon: int) -> np.ndarray:

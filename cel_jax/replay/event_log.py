@@ -60,8 +60,10 @@ class EventLog:
         line = _line(event)
         written = self._file.write(line)
         if written != len(line):
-            raise EventLogError(f"event log {self.path}: wrote {written} of {len(line)} bytes of event {event.number}; "
-                                "is the disk full? Make room and restart the store")
+            raise EventLogError(
+                f"event log {self.path}: wrote {written} of {len(line)} bytes of event {event.number}; "
+                "is the disk full? Make room and restart the store"
+            )
         os.fsync(self._file.fileno())
         self.events.append(event)
         return event
@@ -84,8 +86,10 @@ def _read(path: Path, data: bytes) -> tuple[list[Event], int]:
         if event is None and (stop < 0 or stop == len(data) - 1):
             return events, offset  # torn by a crash: never acknowledged
         if event is None or event.number != len(events) + 1:
-            raise EventLogError(f"event log {path}: line {len(events) + 1} at byte {offset} is damaged or misplaced; "
-                                "restore the file from a copy, or move the store's folder away and resend its episodes")
+            raise EventLogError(
+                f"event log {path}: line {len(events) + 1} at byte {offset} is damaged or misplaced; "
+                "restore the file from a copy, or move the store's folder away and resend its episodes"
+            )
         events.append(event)
         offset = stop + 1
     return events, offset

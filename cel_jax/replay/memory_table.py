@@ -93,8 +93,9 @@ class MemoryTable:
         objects = None if data.objects is None else data.objects[start]
         row = self._image_rows[episode].get(start)
         images = {} if row is None else {camera: jpegs[row] for camera, jpegs in data.images.items()}
-        return ChunkData((episode, start), data.state[start], data.action[start : start + self._index.horizon], objects,
-                         images)
+        return ChunkData(
+            (episode, start), data.state[start], data.action[start : start + self._index.horizon], objects, images
+        )
 
     def close(self) -> None:
         self._data.clear()
@@ -105,8 +106,12 @@ def make_batch(rows: Sequence[ChunkData], horizon: int, version: int, probabilit
     lengths = np.array([len(row.actions) for row in rows])
     objects = None if rows[0].objects is None else np.stack([row.objects for row in rows if row.objects is not None])
     return ChunkBatch(
-        keys=tuple(row.key for row in rows), state=np.stack([row.state for row in rows]),
+        keys=tuple(row.key for row in rows),
+        state=np.stack([row.state for row in rows]),
         actions=np.stack([pad_actions(row.actions, horizon) for row in rows]),
-        action_mask=np.arange(horizon) < lengths[:, None], objects=objects,
+        action_mask=np.arange(horizon) < lengths[:, None],
+        objects=objects,
         images={camera: [row.images[camera] for row in rows] for camera in rows[0].images},
-        priority_version=version, probabilities=probabilities)
+        priority_version=version,
+        probabilities=probabilities,
+    )

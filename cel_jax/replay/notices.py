@@ -59,8 +59,9 @@ def success_notice(episode: Episode, number: int, stride: int) -> ExperienceNoti
     return _notice("success", episode, number, 0, episode.num_frames, candidate_steps(episode.observed_steps(), stride))
 
 
-def failure_notice(episode: Episode, number: int, query_frames: int, offset_frames: int,
-                   stride: int) -> ExperienceNotice | None:
+def failure_notice(
+    episode: Episode, number: int, query_frames: int, offset_frames: int, stride: int
+) -> ExperienceNotice | None:
     """None where the query window holds no frame: such a failure retrieves nothing."""
     begin, end = query_window(episode.num_frames, query_frames, offset_frames)
     steps = query_steps(episode.observed_steps(), begin, end, stride)
@@ -71,5 +72,17 @@ def _notice(kind: str, episode: Episode, number: int, begin: int, end: int, step
     rows = np.searchsorted(episode.image_steps, steps)
     images = {camera: tuple(jpegs[row] for row in rows) for camera, jpegs in episode.images.items()}
     header, objects = episode.header, None if episode.objects is None else episode.objects[steps]
-    return ExperienceNotice(kind, header.id, header.station, header.robot_id, number, episode.num_frames, begin, end,
-                            steps, episode.state[steps], objects, images)
+    return ExperienceNotice(
+        kind,
+        header.id,
+        header.station,
+        header.robot_id,
+        number,
+        episode.num_frames,
+        begin,
+        end,
+        steps,
+        episode.state[steps],
+        objects,
+        images,
+    )

@@ -109,8 +109,9 @@ class ReverbTable:
         columns = tuple(sorted(_frame(episode, 0, 0, {})))
         self._columns = self._columns or columns
         if columns != self._columns:
-            raise ValueError(f"replay table: episode {episode.header.id!r} has columns {columns}, "
-                             f"the window has {self._columns}")
+            raise ValueError(
+                f"replay table: episode {episode.header.id!r} has columns {columns}, the window has {self._columns}"
+            )
 
     def _write(self, episode: Episode, number: int, starts: np.ndarray, loud: list[float]) -> None:
         horizon, wanted = self._index.horizon, set(starts.tolist())
@@ -151,8 +152,10 @@ class ReverbTable:
             shelf.mutate(seen)
             if not missing:
                 return
-        raise RuntimeError(f"reverb table {shelf.name!r}: {len(missing)} chunks of episode {self._ids[number]!r} did "
-                           f"not show in {_MAX_ROUNDS} rounds; restart the store, it rebuilds the table from disk")
+        raise RuntimeError(
+            f"reverb table {shelf.name!r}: {len(missing)} chunks of episode {self._ids[number]!r} did "
+            f"not show in {_MAX_ROUNDS} rounds; restart the store, it rebuilds the table from disk"
+        )
 
     def _address(self, columns: list[np.ndarray]) -> tuple[int, int]:
         return (int(columns[self._columns.index("episode")][0]), int(columns[self._columns.index("step")][0]))
@@ -206,8 +209,10 @@ class ReverbTable:
                 return rows
             drawn = [self._chunk(columns) for _, columns in shelf.draws(n - len(rows))]
             rows += [row for row in drawn if not any_weight or self._weight(row.key) > 0.0]
-        raise RuntimeError(f"reverb table {shelf.name!r}: {n - len(rows)} of {n} draws had no weight after "
-                           f"{_MAX_ROUNDS} rounds; restart the store, it rebuilds the table from disk")
+        raise RuntimeError(
+            f"reverb table {shelf.name!r}: {n - len(rows)} of {n} draws had no weight after "
+            f"{_MAX_ROUNDS} rounds; restart the store, it rebuilds the table from disk"
+        )
 
     def _chunk(self, columns: list[np.ndarray]) -> ChunkData:
         data = dict(zip(self._columns, columns, strict=True))
@@ -234,14 +239,23 @@ class ReverbTable:
 
 
 def _reverb_table(name: str) -> Any:
-    return reverb.Table(name, sampler=reverb.selectors.Prioritized(1.0), remover=reverb.selectors.Fifo(),
-                        max_size=2**31 - 1, rate_limiter=reverb.rate_limiters.MinSize(1))
+    return reverb.Table(
+        name,
+        sampler=reverb.selectors.Prioritized(1.0),
+        remover=reverb.selectors.Fifo(),
+        max_size=2**31 - 1,
+        rate_limiter=reverb.rate_limiters.MinSize(1),
+    )
 
 
 def _frame(episode: Episode, number: int, step: int, image_rows: dict[int, int]) -> dict[str, np.ndarray]:
     """One step as Reverb's columns. A JPEG is a string tensor (object dtype: numpy's `S` would strip zero bytes)."""
-    frame = {"episode": np.int64(number), "step": np.int32(step), "state": episode.state[step],
-             "action": episode.action[step]}
+    frame = {
+        "episode": np.int64(number),
+        "step": np.int32(step),
+        "state": episode.state[step],
+        "action": episode.action[step],
+    }
     if episode.objects is not None:
         frame["objects"] = episode.objects[step]
     row = image_rows.get(step)

@@ -55,20 +55,27 @@ def check_snapshot(then: StoreState, snapshot: StoreSnapshot) -> None:
     """Raises `SnapshotMismatch` where the state replayed to the snapshot's event differs from the snapshot."""
     now = take_snapshot(then)
     if now.event != snapshot.event:
-        raise SnapshotMismatch(f"store: its log ends at event {now.event}, the checkpoint saw event {snapshot.event}; "
-                               "this is an older or another store's folder")
+        raise SnapshotMismatch(
+            f"store: its log ends at event {now.event}, the checkpoint saw event {snapshot.event}; "
+            "this is an older or another store's folder"
+        )
     if now.manifest != snapshot.manifest or now.counters != snapshot.counters:
         odd = sorted(set(now.manifest.items()) ^ set(snapshot.manifest.items()))
-        raise SnapshotMismatch(f"store: episodes differ from the checkpoint's at event {snapshot.event}: {odd[:4]}; "
-                               f"counters {now.counters}, expected {snapshot.counters}")
+        raise SnapshotMismatch(
+            f"store: episodes differ from the checkpoint's at event {snapshot.event}: {odd[:4]}; "
+            f"counters {now.counters}, expected {snapshot.counters}"
+        )
     _check_weights(now, snapshot)
 
 
 def _check_weights(now: StoreSnapshot, snapshot: StoreSnapshot) -> None:
     if now.scale != snapshot.scale or list(now.weights) != list(snapshot.weights):
-        raise SnapshotMismatch(f"store: window or scale differ from the checkpoint's at event {snapshot.event}: scale "
-                               f"{now.scale!r} against {snapshot.scale!r}")
+        raise SnapshotMismatch(
+            f"store: window or scale differ from the checkpoint's at event {snapshot.event}: scale "
+            f"{now.scale!r} against {snapshot.scale!r}"
+        )
     for episode, weights in now.weights.items():
         if not np.array_equal(weights, snapshot.weights[episode]):
-            raise SnapshotMismatch(f"store: weights of episode {episode!r} differ from the checkpoint's at event "
-                                   f"{snapshot.event}")
+            raise SnapshotMismatch(
+                f"store: weights of episode {episode!r} differ from the checkpoint's at event {snapshot.event}"
+            )

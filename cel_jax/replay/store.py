@@ -47,8 +47,17 @@ class StoreConfig:
     @classmethod
     def of(cls, run: RunConfig) -> StoreConfig:
         replay, fert = run.replay, run.fert
-        return cls(run.policy.action_horizon, replay.window_frames, replay.w_init, replay.shard_episodes,
-                   fert.failure_retrieval, fert.query_frames, fert.endpoint_offset_frames, fert.stride_frames, fert.rho)
+        return cls(
+            run.policy.action_horizon,
+            replay.window_frames,
+            replay.w_init,
+            replay.shard_episodes,
+            fert.failure_retrieval,
+            fert.query_frames,
+            fert.endpoint_offset_frames,
+            fert.stride_frames,
+            fert.rho,
+        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,8 +102,10 @@ class ExperienceStore:
 
     def _drop_duplicate(self, path: Path, known: Booked, sha256: str) -> Accepted:
         if sha256 != known.sha256:
-            self.problems.append(f"episode {known.episode!r} came again with other content ({sha256[:12]}, first "
-                                 f"{known.sha256[:12]}); the first stays, the second is in rejected/")
+            self.problems.append(
+                f"episode {known.episode!r} came again with other content ({sha256[:12]}, first "
+                f"{known.sha256[:12]}); the first stays, the second is in rejected/"
+            )
             self._files.reject(path)
         else:
             path.unlink()
@@ -192,8 +203,9 @@ class ExperienceStore:
         episode, config = self._load(booked.episode), self.config
         if booked.kind == "success":
             return success_notice(episode, booked.number, config.stride_frames)
-        return failure_notice(episode, booked.number, config.query_frames, config.endpoint_offset_frames,
-                              config.stride_frames)
+        return failure_notice(
+            episode, booked.number, config.query_frames, config.endpoint_offset_frames, config.stride_frames
+        )
 
     def embedded(self, episode: str) -> None:
         """The learner holds this success in its ring; it is not announced again in this session."""
@@ -219,8 +231,10 @@ class ExperienceStore:
         for episode, left, right in intervals:
             target = self._state.booked.get(episode)
             if target is not None and not 0 <= left < right <= target.num_frames:
-                raise ValueError(f"store: retrieval of {failure!r}: [{left}, {right}) is outside of {episode!r} "
-                                 f"with {target.num_frames} frames")
+                raise ValueError(
+                    f"store: retrieval of {failure!r}: [{left}, {right}) is outside of {episode!r} "
+                    f"with {target.num_frames} frames"
+                )
 
     def sample(self, n: int, seed: int) -> ChunkBatch:
         """n chunks by the present weights; `priority_version` is the last event that changed them."""
@@ -241,8 +255,13 @@ class ExperienceStore:
         return self._state.head
 
     def counters(self) -> dict[str, int]:
-        return {**self._state.counters(), "duplicates": self.duplicates, "window_frames": self.table.frames,
-                "window_chunks": self.table.chunks, "window_episodes": len(self.window)}
+        return {
+            **self._state.counters(),
+            "duplicates": self.duplicates,
+            "window_frames": self.table.frames,
+            "window_chunks": self.table.chunks,
+            "window_episodes": len(self.window),
+        }
 
     # Checkpoints and restarts
 

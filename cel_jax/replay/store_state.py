@@ -63,8 +63,10 @@ class StoreState:
 
     def _on_open(self, event: Event, data: dict[str, Any]) -> None:
         if data["horizon"] != self.priorities.horizon:
-            raise ValueError(f"store: its folder was filled with action_horizon {data['horizon']}, now "
-                             f"{self.priorities.horizon}; keep the old value or use a new run")
+            raise ValueError(
+                f"store: its folder was filled with action_horizon {data['horizon']}, now "
+                f"{self.priorities.horizon}; keep the old value or use a new run"
+            )
 
     def _on_success(self, event: Event, data: dict[str, Any]) -> None:
         self._book(event, data)
@@ -104,9 +106,15 @@ class StoreState:
 
     def counters(self) -> dict[str, int]:
         kinds = [booked.kind for booked in self.booked.values()]
-        return {"successes": kinds.count("success"), "failures": kinds.count("failure"),
-                "discards": kinds.count("discard"), "retrievals": len(self.retrieved), "evicted": len(self.evicted),
-                "shards": len(set(self.shard_of.values())), "events": self.head}
+        return {
+            "successes": kinds.count("success"),
+            "failures": kinds.count("failure"),
+            "discards": kinds.count("discard"),
+            "retrievals": len(self.retrieved),
+            "evicted": len(self.evicted),
+            "shards": len(set(self.shard_of.values())),
+            "events": self.head,
+        }
 
 
 def pack_starts(starts: np.ndarray) -> dict[str, Any]:

@@ -81,8 +81,10 @@ def make_table(kind: str, horizon: int, uniform_share: float = 0.0) -> ChunkTabl
     if kind not in ("auto", "reverb", "memory"):
         raise ValueError(f"replay table {kind!r}: expected `auto`, `reverb` or `memory`")
     if kind == "reverb" and not reverb_is_installed():
-        raise RuntimeError("replay table `reverb`: dm-reverb is not installed here; start the store in the environment "
-                           "of requirements/reverb.txt, or take --config.replay.table=memory")
+        raise RuntimeError(
+            "replay table `reverb`: dm-reverb is not installed here; start the store in the environment "
+            "of requirements/reverb.txt, or take --config.replay.table=memory"
+        )
     chosen = "reverb" if kind == "reverb" or (kind == "auto" and reverb_is_installed()) else "memory"
     print(f"replay table: {chosen} (asked for {kind})", flush=True)
     if chosen == "reverb":

@@ -54,8 +54,10 @@ class WindowIndex:
         if key in self._entries:
             raise ValueError(f"replay table: episode {key!r} is already in the window; drop the repeated delivery")
         if starts.shape != weights.shape or weights.dtype != np.float64 or np.any(np.diff(starts) <= 0):
-            raise ValueError(f"replay table: episode {key!r}: expected rising starts and float64 weights of one shape, "
-                             f"got {starts.shape} and {weights.dtype} {weights.shape}")
+            raise ValueError(
+                f"replay table: episode {key!r}: expected rising starts and float64 weights of one shape, "
+                f"got {starts.shape} and {weights.dtype} {weights.shape}"
+            )
         _check_weights(key, weights)
         check_targets(episode, starts, self.horizon)
         self._entries[key] = _Entry(self._arrivals, episode.num_frames, starts.astype(np.int32), weights.copy())
@@ -88,8 +90,10 @@ class WindowIndex:
         for episode, first, weights in updates:
             target = self.entry(episode).weights
             if first < 0 or first + len(weights) > len(target):
-                raise IndexError(f"replay table: episode {episode!r} has {len(target)} chunks, update of "
-                                 f"[{first}, {first + len(weights)}) came")
+                raise IndexError(
+                    f"replay table: episode {episode!r} has {len(target)} chunks, update of "
+                    f"[{first}, {first + len(weights)}) came"
+                )
             _check_weights(episode, weights)
             target[first : first + len(weights)] = weights
         self._change(0, 0)

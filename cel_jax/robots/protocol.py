@@ -1,13 +1,13 @@
 """The five methods by which a robot joins a fleet.
 
-    robot.connect()
-    try:
-        robot.reset(seed)
-        while robot.verdict() is None:
-            observation = robot.get_observation()
-            sent = robot.send_action(action)      # what was really executed: this is recorded
-    finally:
-        robot.disconnect()                        # safe stop
+robot.connect()
+try:
+    robot.reset(seed)
+    while robot.verdict() is None:
+        observation = robot.get_observation()
+        sent = robot.send_action(action)      # what was really executed: this is recorded
+finally:
+    robot.disconnect()                        # safe stop
 """
 
 from __future__ import annotations

@@ -62,9 +62,15 @@ def _links(wiring: Wiring) -> Iterator[tuple[ObservationClient, Spool, Courier]]
     spool.drop_partials()
     stores = [wiring.client(name, f"{name}-intake") for name in map(store_name, range(wiring.config.fleet.stores))]
     home = wiring.client(HOME)
-    options = {"limit_bytes_s": float(bus.transfer_limit_bytes_s), "piece_bytes": bus.piece_bytes}
+    courier = Courier(
+        spool,
+        stores,
+        limit_bytes_s=float(bus.transfer_limit_bytes_s),
+        piece_bytes=bus.piece_bytes,
+        on_failure=wiring.report,
+    )
     try:
-        with Courier(spool, stores, on_failure=wiring.report, **options) as courier:
+        with courier:
             yield ObservationClient(home), spool, courier
     finally:
         for client in (home, *stores):

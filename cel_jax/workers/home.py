@@ -29,7 +29,10 @@ def main() -> None:
 
 
 def _retire(wiring: Wiring, peer: Identity) -> None:
-    """Drops what a dead worker queued and queues again what it had claimed. Through the home's own address, so that the queues are touched by the server's thread alone."""
+    """Drops what a dead worker queued and queues again what it had claimed.
+
+    Through the home's own address, so that the queues are touched by the server's thread alone.
+    """
     with wiring.client(HOME) as client:
         client.call("retire", {"worker": peer.worker}, deadline_s=5.0)
 

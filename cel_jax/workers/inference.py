@@ -1,4 +1,7 @@
-"""The inference worker: batches whoever waits, answers each with its own actions. `python -m cel_jax.workers.inference`"""
+"""The inference worker: batches whoever waits, answers each with its own actions.
+
+python -m cel_jax.workers.inference
+"""
 
 from __future__ import annotations
 

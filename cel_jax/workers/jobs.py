@@ -1,4 +1,4 @@
-"""Lets a server hand its requests to one loop: the store is not thread-safe, and a long job must not hold the socket."""
+"""Lets a server hand its requests to one loop: the store is not thread-safe, and a long job must not hold a socket."""
 
 from __future__ import annotations
 

@@ -20,7 +20,8 @@ from cel_jax.workers.wiring import Wiring
 def params_to_bytes(params: Any) -> bytes:
     """Parameters as float32, one self-describing block without pickle."""
     file = io.BytesIO()
-    np.savez(file, **{name: np.asarray(leaf, np.float32) for name, leaf in flatten(jax.device_get(params)).items()})
+    flat: dict[str, Any] = {n: np.asarray(leaf, np.float32) for n, leaf in flatten(jax.device_get(params)).items()}
+    np.savez(file, **flat)
     return file.getvalue()
 
 

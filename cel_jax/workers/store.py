@@ -126,8 +126,8 @@ class StoreWorker:
             batch = self._store.sample(int(request.header["n"]), int(request.header["seed"]))
         except TableEmpty:
             return Reply({"empty": True})
-        arrays = {"state": batch.state, "actions": batch.actions, "action_mask": batch.action_mask}
-        arrays |= {"probabilities": batch.probabilities}
+        arrays: dict[str, Any] = {"state": batch.state, "actions": batch.actions, "action_mask": batch.action_mask}
+        arrays["probabilities"] = batch.probabilities
         arrays |= {"images": dict(batch.images)} if batch.images else {}
         arrays |= {} if batch.objects is None else {"objects": batch.objects}
         meta, buffers = pack_arrays(arrays)

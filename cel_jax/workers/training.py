@@ -1,6 +1,6 @@
 """The training worker: retrieval, prioritised fine-tuning, published policies, checkpoints.
 
-    python -m cel_jax.workers.training
+python -m cel_jax.workers.training
 """
 
 from __future__ import annotations

@@ -66,9 +66,16 @@ def test_damage_names_episode_and_leaf() -> None:
         decode_episode(b"PK\x03\x04" + bytes(data[4:]))
 
 
-@pytest.mark.parametrize("leaf, value", [
-    ("state", np.zeros((20, 4))), ("action", np.zeros((19, 4), np.float32)), ("source", np.zeros(20, np.int64)),
-    ("image_steps", np.array([3, 2], np.int32)), ("objects", np.zeros((21, 2, 9), np.float32))])
+@pytest.mark.parametrize(
+    "leaf, value",
+    [
+        ("state", np.zeros((20, 4))),
+        ("action", np.zeros((19, 4), np.float32)),
+        ("source", np.zeros(20, np.int64)),
+        ("image_steps", np.array([3, 2], np.int32)),
+        ("objects", np.zeros((21, 2, 9), np.float32)),
+    ],
+)
 def test_unfitting_arrays_are_refused(leaf: str, value: np.ndarray) -> None:
     with pytest.raises(EpisodeError, match=leaf):
         encode_episode(dataclasses.replace(make_episode("e"), **{leaf: value}))
@@ -100,11 +107,21 @@ def test_nan_is_refused() -> None:
 
 def _frames(episode) -> list[Frame]:
     rows = {int(step): row for row, step in enumerate(episode.image_steps)}
-    return [Frame(t, episode.state[t], episode.action[t],
-                  {c: v[rows[t]] for c, v in episode.images.items()} if t in rows else {},
-                  None if episode.objects is None else episode.objects[t], float(episode.capture_time_s[t]),
-                  int(episode.policy_version[t]), int(episode.source[t]), bool(episode.intervened[t]),
-                  int(episode.stage[t])) for t in range(episode.num_frames)]
+    return [
+        Frame(
+            t,
+            episode.state[t],
+            episode.action[t],
+            {c: v[rows[t]] for c, v in episode.images.items()} if t in rows else {},
+            None if episode.objects is None else episode.objects[t],
+            float(episode.capture_time_s[t]),
+            int(episode.policy_version[t]),
+            int(episode.source[t]),
+            bool(episode.intervened[t]),
+            int(episode.stage[t]),
+        )
+        for t in range(episode.num_frames)
+    ]
 
 
 @pytest.mark.parametrize("images", [False, True])

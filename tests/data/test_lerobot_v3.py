@@ -49,7 +49,8 @@ def test_layout_is_lerobot_v3(tmp_path) -> None:
     assert (folder / info["data_path"].format(chunk_index=0, file_index=0)).is_file()
     assert set(data.column_names) == set(info["features"])
     assert str(data.schema.field("observation.state").type).startswith("fixed_size_list<element: float>[4]") or (
-        str(data.schema.field("observation.state").type).startswith("fixed_size_list<item: float>[4]"))
+        str(data.schema.field("observation.state").type).startswith("fixed_size_list<item: float>[4]")
+    )
     assert data["index"].to_pylist() == list(range(data.num_rows))
     assert [row["dataset_to_index"] - row["dataset_from_index"] for row in rows] == [e.num_frames for e in episodes]
     assert rows[3]["tasks"] == ["Pack the phone."] and rows[3]["outcome"] == Outcome.SUCCESS.value

@@ -13,8 +13,8 @@ INIT = InitConfig(steps=60, batch_size=32, peak_lr=3e-3)
 
 
 def _train(init: InitConfig, **more) -> sft.Trained:
-    source = dataset.build([walk(n) for n in range(30)])
-    return sft.train(source, dataset.build([walk(n) for n in range(30, 36)]), BLIND, POLICY, init, **more)
+    source = dataset.build([walk(n) for n in range(100)])
+    return sft.train(source, dataset.build([walk(n) for n in range(100, 120)]), BLIND, POLICY, init, **more)
 
 
 @pytest.mark.slow
@@ -22,12 +22,13 @@ def test_the_held_out_loss_falls_and_a_run_repeats() -> None:
     heard: list[sft.Losses] = []
     trained = _train(INIT, progress=heard.append)
     assert heard == trained.losses and heard[-1].step == 60
-    assert heard[-1].held_out < 0.8 * heard[0].held_out and heard[-1].train < 0.8 * heard[0].train
+    assert [losses.step for losses in heard] == [0, 20, 40, 60]
+    assert heard[-1].held_out < 0.6 * heard[0].held_out and heard[-1].train < 0.8 * heard[1].train
     again = _train(INIT)
     for one, other in zip(jax.tree.leaves(trained.params), jax.tree.leaves(again.params), strict=True):
         np.testing.assert_array_equal(one, other)
     onwards = _train(dataclasses.replace(INIT, steps=1, batch_size=8, peak_lr=1e-9), params=trained.params)
-    assert onwards.losses[0].held_out == pytest.approx(heard[-1].held_out, rel=0.5)
+    assert onwards.losses[0].held_out < 0.8 * heard[0].held_out
 
 
 @pytest.mark.slow

@@ -24,9 +24,9 @@ def test_a_policy_of_a_real_robots_data(tmp_path: pathlib.Path, name: str, dims:
     if not (DATA / name).is_dir():
         pytest.skip(f"the data set {name} is not beside this checkout")
     said: list[str] = []
-    config = _config(DATA / name, num_demos=6)
+    config = _config(DATA / name, num_demos=12)
     make_start_policy(config, tmp_path / "policy", said.append, command="python -m launch.initialize")
-    held = [float(line.split("held out ")[1].split(";")[0]) for line in said if "held out " in line and "step" in line]
+    held = [float(line.split("held out ")[1].split(";")[0]) for line in said if line.startswith("step ")]
     assert held[-1] < held[0]
     policy = load_policy(tmp_path / "policy")
     assert (policy.features.state_dim, policy.features.action_dim) == dims

@@ -15,6 +15,8 @@ from pathlib import Path
 
 import pytest
 
+LABELLED = "SELECT count(*) FROM episodes WHERE outcome IS NOT NULL"
+PUBLISHED = "SELECT value FROM run WHERE key = 'published_version'"
 ROOT = Path(__file__).resolve().parents[2]
 FLAGS = (
     "--config=phone_packaging_state", "--robots=2", "--replay=memory", "--noevaluate",
@@ -29,7 +31,7 @@ class Fleet:
     def __init__(self, folder: Path, *more: str) -> None:
         self.run_dir = folder / "fleet"
         command = [sys.executable, "-m", "launch.fleet", *FLAGS, f"--runs={folder}", *more]
-        self.log = open(folder / "log.txt", "a+")
+        self.log = open(folder / "log.txt", "a+")  # noqa: SIM115  kept open for the child
         self.process = subprocess.Popen(command, cwd=ROOT, stdout=self.log, stderr=subprocess.STDOUT, text=True)
 
     def text(self) -> str:
@@ -83,24 +85,24 @@ def _pause() -> None:
 def test_killed_workers_come_back_and_a_second_run_resumes(tmp_path: Path) -> None:
     fleet = Fleet(tmp_path, "--minutes=30")
     try:
-        fleet.wait(lambda: fleet.one("SELECT count(*) FROM episodes WHERE outcome IS NOT NULL") >= 4, "4 episodes")
+        fleet.wait(lambda: fleet.one(LABELLED) >= 4, "4 episodes")
         for module in ("environment", "inference", "store", "home"):
             bystanders = fleet.pids("environment")
             killed = fleet.kill_one(module)
             fleet.wait(lambda m=module, k=killed: fleet.pids(m) - {k} and k not in fleet.pids(m), f"new {module}")
             kept = fleet.pids("environment") & bystanders
             assert len(kept) >= len(bystanders) - (module == "environment"), "somebody else was stopped"
-            before = fleet.one("SELECT count(*) FROM episodes WHERE outcome IS NOT NULL")
+            before = fleet.one(LABELLED)
             fleet.wait(
-                lambda b=before: fleet.one("SELECT count(*) FROM episodes WHERE outcome IS NOT NULL") > b + 1,
+                lambda b=before: fleet.one(LABELLED) > b + 1,
                 f"episodes after the death of {module}",
             )
-        fleet.wait(lambda: list((fleet.run_dir / "checkpoints").glob("[0-9]*/manifest.json")) != [], "a checkpoint", 300)
-        fleet.kill_one("training")
-        version = fleet.one("SELECT value FROM run WHERE key = 'published_version'")
         fleet.wait(
-            lambda: fleet.one("SELECT value FROM run WHERE key = 'published_version'") > version, "a new version", 300
+            lambda: list((fleet.run_dir / "checkpoints").glob("[0-9]*/manifest.json")) != [], "a checkpoint", 300
         )
+        fleet.kill_one("training")
+        version = fleet.one(PUBLISHED)
+        fleet.wait(lambda: fleet.one(PUBLISHED) > version, "a new version", 300)
         fleet.process.send_signal(signal.SIGINT)
         assert fleet.process.wait(120) == 0, fleet.text()[-3000:]
     finally:
@@ -126,13 +128,12 @@ def check_ledger(fleet: Fleet) -> None:
 
 def check_resume(fleet: Fleet, tmp_path: Path) -> None:
     """The same command goes on with the same checkpoint, store and versions."""
-    before = fleet.one("SELECT count(*) FROM episodes WHERE outcome IS NOT NULL")
-    version = fleet.one("SELECT value FROM run WHERE key = 'published_version'")
+    before = fleet.one(LABELLED)
+    version = fleet.one(PUBLISHED)
     again = Fleet(tmp_path, "--minutes=30")
     try:
-        query = "SELECT count(*) FROM episodes WHERE outcome IS NOT NULL"
-        again.wait(lambda: again.one(query) > before, "episodes after the resume")
-        again.wait(lambda: again.one("SELECT value FROM run WHERE key = 'published_version'") > version, "versions", 300)
+        again.wait(lambda: again.one(LABELLED) > before, "episodes after the resume")
+        again.wait(lambda: again.one(PUBLISHED) > version, "versions", 300)
         again.process.send_signal(signal.SIGINT)
         assert again.process.wait(120) == 0
     finally:

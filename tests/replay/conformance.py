@@ -253,8 +253,12 @@ def check_priorities_reach_the_table(make: MakeTable) -> None:
             np.testing.assert_array_equal(table.weights(key), priorities.stored(key))
     assert priorities.rescales > 0
     true = np.concatenate([priorities.weights(key) for key in priorities.episodes])
-    table.set_weights([WeightUpdate(key, 0, priorities.stored(key) + 0.02 * true.sum() / priorities.scale)
-                       for key in priorities.episodes])  # lifts the smallest, so that the chi-square holds
+    table.set_weights(
+        [
+            WeightUpdate(key, 0, priorities.stored(key) + 0.02 * true.sum() / priorities.scale)
+            for key in priorities.episodes
+        ]
+    )  # lifts the smallest, so that the chi-square holds
     weights = all_weights(table)
     assert not chi_square_alarm(counts_of(table, 30_000, 3), weights / weights.sum())
     native = getattr(table, "native_weights", None)

@@ -17,8 +17,15 @@ def jpeg(camera: CameraSpec, seed: int) -> bytes:
     return simplejpeg.encode_jpeg(pixels, quality=90)
 
 
-def make_episode(key: str, num_frames: int = 20, outcome: Outcome = Outcome.SUCCESS, images: bool = False,
-                 human: tuple[int, ...] = (), seed: int = 0, stride: int = 3) -> Episode:
+def make_episode(
+    key: str,
+    num_frames: int = 20,
+    outcome: Outcome = Outcome.SUCCESS,
+    images: bool = False,
+    human: tuple[int, ...] = (),
+    seed: int = 0,
+    stride: int = 3,
+) -> Episode:
     """action[t] = (t, seed, ...), so that a batch says where it came from."""
     rng = np.random.default_rng(seed)
     steps = np.arange(num_frames)
@@ -30,19 +37,34 @@ def make_episode(key: str, num_frames: int = 20, outcome: Outcome = Outcome.SUCC
     return Episode(
         header=EpisodeHeader(key, "station-1", "worker-1", "robot-1", "abc", "phone", "Pack the phone.", 30.0, 12.5),
         label=Label(outcome, "operator", 99.25, "it fell" if outcome is Outcome.DISCARD else ""),
-        state=rng.normal(size=(num_frames, S)).astype(np.float32), action=action, image_steps=image_steps,
+        state=rng.normal(size=(num_frames, S)).astype(np.float32),
+        action=action,
+        image_steps=image_steps,
         images=pictures if images else {},
         objects=None if images else rng.normal(size=(num_frames, 2, 9)).astype(np.float32),
-        policy_version=np.full(num_frames, 7, np.int64), source=source, intervened=source == Source.HUMAN,
-        stage=(steps // 5).astype(np.int16), capture_time_s=1e9 + steps / 30.0)
+        policy_version=np.full(num_frames, 7, np.int64),
+        source=source,
+        intervened=source == Source.HUMAN,
+        stage=(steps // 5).astype(np.int16),
+        capture_time_s=1e9 + steps / 30.0,
+    )
 
 
 def assert_same(a: Episode, b: Episode) -> None:
     """Bit for bit, dtypes included."""
     assert a.header == b.header and a.label == b.label
     assert {k: tuple(v) for k, v in a.images.items()} == {k: tuple(v) for k, v in b.images.items()}
-    for name in ("state", "action", "image_steps", "objects", "policy_version", "source", "intervened", "stage",
-                 "capture_time_s"):
+    for name in (
+        "state",
+        "action",
+        "image_steps",
+        "objects",
+        "policy_version",
+        "source",
+        "intervened",
+        "stage",
+        "capture_time_s",
+    ):
         x, y = getattr(a, name), getattr(b, name)
         if x is None or y is None:
             assert x is y, name

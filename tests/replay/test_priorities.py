@@ -32,8 +32,11 @@ class Literal:
 
 
 def assert_equal(priorities: Priorities, literal: Literal) -> None:
-    found = {(e, int(s)): w for e in priorities.episodes
-             for s, w in zip(priorities.starts(e), priorities.weights(e), strict=True)}
+    found = {
+        (e, int(s)): w
+        for e in priorities.episodes
+        for s, w in zip(priorities.starts(e), priorities.weights(e), strict=True)
+    }
     assert found.keys() == literal.weights.keys()
     for key, weight in found.items():
         assert weight == pytest.approx(literal.weights[key], rel=1e-11, abs=1e-300), key

@@ -57,7 +57,10 @@ def test_the_three_outcomes_go_their_ways(tmp_path) -> None:
     assert store.window == ("s",) and store.table.chunks == 30
     np.testing.assert_array_equal(store.table.weights("s"), 0.5)
     assert {path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*.cel")} == {
-        "successes/s.cel", "failures/f.cel", "discards/d.cel"}
+        "successes/s.cel",
+        "failures/f.cel",
+        "discards/d.cel",
+    }
     assert [notice.kind for notice in store.next_experience(9)] == ["success", "failure"]
 
 
@@ -128,8 +131,10 @@ def test_notices_in_image_mode_carry_the_recorded_bytes(tmp_path) -> None:
     assert second.images["wrist"] == failure.images["wrist"][2:6]
 
 
-@pytest.mark.parametrize("num_frames, window, steps", [
-    (30, (15, 27), [17, 20, 23, 26]), (10, (0, 7), [0, 3, 6]), (4, (0, 1), [0]), (16, (1, 13), [3, 6, 9, 12])])
+@pytest.mark.parametrize(
+    "num_frames, window, steps",
+    [(30, (15, 27), [17, 20, 23, 26]), (10, (0, 7), [0, 3, 6]), (4, (0, 1), [0]), (16, (1, 13), [3, 6, 9, 12])],
+)
 def test_query_windows(tmp_path, num_frames: int, window: tuple[int, int], steps: list[int]) -> None:
     store = open_store(tmp_path)
     deliver(store, tmp_path, make_episode("f", num_frames, Outcome.FAILURE))
@@ -223,6 +228,7 @@ def test_nothing_is_lost_or_doubled_by_a_crash_between_any_two_disk_operations(t
                 if count == die_at:
                     raise Crash
                 return real(*args, **kwargs)
+
             return call
 
         path = folder / "incoming" / "e3.cel"

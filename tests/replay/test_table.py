@@ -27,10 +27,13 @@ def test_memory_table(name: str) -> None:
 
 def in_reverb_environment(*arguments: str, timeout_s: float = 200.0) -> subprocess.CompletedProcess[str]:
     if not REVERB_PYTHON.exists():
-        pytest.skip(f"no Reverb environment at {REVERB_PYTHON}: python3.11 -m venv .venv-reverb && "
-                    ".venv-reverb/bin/pip install -r requirements/reverb.txt, or set CEL_REVERB_PYTHON")
-    return subprocess.run([REVERB_PYTHON, *arguments], cwd=ROOT, capture_output=True, text=True, timeout=timeout_s,
-                          check=False)
+        pytest.skip(
+            f"no Reverb environment at {REVERB_PYTHON}: python3.11 -m venv .venv-reverb && "
+            ".venv-reverb/bin/pip install -r requirements/reverb.txt, or set CEL_REVERB_PYTHON"
+        )
+    return subprocess.run(
+        [REVERB_PYTHON, *arguments], cwd=ROOT, capture_output=True, text=True, timeout=timeout_s, check=False
+    )
 
 
 @pytest.mark.slow
@@ -43,8 +46,12 @@ def test_reverb_table() -> None:
 @pytest.mark.slow
 def test_store_and_codec_run_in_the_reverb_environment() -> None:
     """numpy 1.26: the same tests that run here."""
-    files = ["tests/replay/test_store.py", "tests/replay/test_priorities.py", "tests/data/test_episode_codec.py",
-             "tests/data/test_lerobot_v3.py"]
+    files = [
+        "tests/replay/test_store.py",
+        "tests/replay/test_priorities.py",
+        "tests/data/test_episode_codec.py",
+        "tests/data/test_lerobot_v3.py",
+    ]
     done = in_reverb_environment("-m", "pytest", "-m", "not slow", *files)
     assert done.returncode == 0 and " passed" in done.stdout, done.stdout[-3000:] + done.stderr[-2000:]
 
@@ -71,8 +78,10 @@ class _EdgeRandom(np.random.Generator):
         return np.array([0.0, np.nextafter(1.0, 0.0)])
 
 
-@pytest.mark.parametrize("weights, expected", [
-    ([0.0, 0.0, 1.0, 0.0], [2, 2]), ([0.0, 3.0, 0.0, 1e-300, 0.0], [1, 1]), ([0.1] * 257 + [0.0], [0, 256])])
+@pytest.mark.parametrize(
+    "weights, expected",
+    [([0.0, 0.0, 1.0, 0.0], [2, 2]), ([0.0, 3.0, 0.0, 1e-300, 0.0], [1, 1]), ([0.1] * 257 + [0.0], [0, 256])],
+)
 def test_no_random_number_draws_a_zero_weight(weights: list[float], expected: list[int]) -> None:
     table = make_table("memory", conformance.H)
     conformance.put(table, "a", len(weights), weights)
