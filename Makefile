@@ -20,7 +20,7 @@ $(REVERB)/.ready: requirements/reverb.txt
 	@sh requirements/make_reverb_env.sh $(REVERB) $(PYTHON)
 
 fleet: setup
-	$(JAX)/bin/python -m launch.fleet --config=phone_packaging
+	$(JAX)/bin/python -m launch.fleet --config=phone_packaging_state
 
 test: setup
 	$(JAX)/bin/python -m pytest -m "not slow" tests
@@ -33,7 +33,7 @@ bench: setup
 
 lint: setup
 	$(JAX)/bin/ruff check .
-	$(JAX)/bin/ruff format --check --diff . >/dev/null || $(JAX)/bin/ruff format --check .
+	$(JAX)/bin/ruff format --check .
 	$(JAX)/bin/mypy
 
 clean:
