@@ -101,10 +101,10 @@ def run_transfer(folder: str, stop: Event, stored_bytes: Synchronized[int]) -> N
 
     receiver = EpisodeReceiver(root / "store", take)
     endpoint, config = ipc_endpoint(root / "ipc", "store.sock"), BusConfig()
-    limits = {"limit_bytes_s": config.transfer_limit_bytes_s, "piece_bytes": config.piece_bytes}
+    limit_bytes_s, piece_bytes = config.transfer_limit_bytes_s, config.piece_bytes
     with Server(endpoint, Identity("store-0", new_worker_id(), "store"), receiver.handlers()):
         with Client(endpoint, Identity("robot-9", worker, "environment"), "store-0") as client:
-            with Courier(spool, [client], **limits) as courier:
+            with Courier(spool, [client], limit_bytes_s=limit_bytes_s, piece_bytes=piece_bytes) as courier:
                 _keep_full(spool, courier, payload, stop)
 
 

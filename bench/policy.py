@@ -31,8 +31,9 @@ from cel_jax.models.pi0 import flow_loss, init_params
 from cel_jax.models.policy import Policy, serving_dtype
 from cel_jax.models.presets import Pi0Config, make_config
 from cel_jax.robots.tasks import make_world
+from configs import phone_packaging, phone_packaging_state
 
-NAME, PROMPT = "policy", "Pack the phone."
+NAME = "policy"
 # openpi with random weights on one H200: three cameras of 224 px, horizon 30, 48 prompt tokens, 10 flow steps.
 OPENPI = "openpi, one H200"
 OPENPI_INFER_MS = {1: 31.5, 4: 59.4, 16: 158.8, 32: 293.5}
@@ -62,35 +63,42 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
 def measure(flags: argparse.Namespace, mode: str) -> list[Figure]:
     """Median milliseconds of inference and of a training step at each batch size."""
     features = make_world("phone_packaging", robot_seed=0, mode=mode, image_px=flags.image_px).features
-    policy_config = policy_settings(flags.preset)
+    policy_config, prompt = policy_settings(flags.preset, mode)
     config = make_config(flags.preset, features, policy_config)
     infer_sizes, train_sizes = (_sizes(text) for text in (flags.infer_batches, flags.train_batches))
     label = f"{flags.preset}, {mode}"
-    made = infer_figures(label, config, features, policy_config, infer_sizes, flags.repeats)
+    made = infer_figures(label, config, features, policy_config, prompt, infer_sizes, flags.repeats)
     return made + [train_figure(label, config, features, size, flags.repeats) for size in train_sizes]
 
 
-def policy_settings(preset: str) -> PolicyConfig:
-    """The simulated runs' settings for `nano`, openpi's for the released sizes."""
+def policy_settings(preset: str, mode: str) -> tuple[PolicyConfig, str]:
+    """Settings and prompt: the simulated runs' for `nano`, openpi's sizes for the others."""
+    run = phone_packaging_state.get_config() if mode == "state" else phone_packaging.get_config()
     if preset == "nano":
-        return PolicyConfig(preset=preset, actions_per_token=3, flow_steps=5, max_token_len=4)
-    return PolicyConfig(preset=preset, flow_steps=10)
+        return run.policy, run.task.prompt
+    return PolicyConfig(preset=preset, flow_steps=10), run.task.prompt
 
 
 def infer_figures(
-    label: str, config: Pi0Config, features: Features, settings: PolicyConfig, sizes: Sequence[int], repeats: int
+    label: str,
+    config: Pi0Config,
+    features: Features,
+    settings: PolicyConfig,
+    prompt: str,
+    sizes: Sequence[int],
+    repeats: int,
 ) -> list[Figure]:
     """One figure for each batch size."""
     config = serving_dtype(config, None)
     params = jax.jit(lambda key: _cast(init_params(config, key), config.dtype))(jax.random.key(0))
     policy = Policy(config, params, unit_stats(features, config.action_horizon), features, settings)
-    policy.warm(sizes, PROMPT)
-    return [_infer_figure(label, policy, size, repeats) for size in sizes]
+    policy.warm(sizes, prompt)
+    return [_infer_figure(label, policy, prompt, size, repeats) for size in sizes]
 
 
-def _infer_figure(label: str, policy: Policy, size: int, repeats: int) -> Figure:
+def _infer_figure(label: str, policy: Policy, prompt: str, size: int, repeats: int) -> Figure:
     states, images, objects = observations(policy.features, size, policy.config.objects_shape is None)
-    times_s = call_times_s(lambda: policy.infer(states, images, objects, [PROMPT] * size, 0), repeats)
+    times_s = call_times_s(lambda: policy.infer(states, images, objects, [prompt] * size, 0), repeats)
     figure = f"{label}: inference, batch {size}"
     return _beside_openpi(Figure(figure, 1e3 * float(np.median(times_s)), "ms"), label, OPENPI_INFER_MS.get(size))
 

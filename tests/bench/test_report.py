@@ -76,7 +76,7 @@ def test_rates_of_a_run(tmp_path: Path) -> None:
     db.execute(f"{worker} VALUES ('w', 's', 'home', 0, 1, 'ready', 90.0, '')")
     for name, start_s, end_s, steps in (("a", 100.0, 106.0, 300), ("b", 101.0, 110.0, 500), ("c", 109.0, None, None)):
         rundb.start_episode(db, name, "s", "w", "r", start_s)
-        if end_s is not None:
+        if end_s is not None and steps is not None:
             rundb.end_episode(db, name, steps, 1, end_s)
     rundb.set_value(db, "published_version", "7")
     db.close()
