@@ -19,7 +19,7 @@ def _config(demos: pathlib.Path, horizon: int = 6, **init) -> RunConfig:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name,dims,cameras", [("unitree_g1_v21", (26, 26), 1), ("octo_bridge_debug", (8, 7), 4)])
+@pytest.mark.parametrize("name,dims,cameras", [("unitree_g1_v21", (26, 26), 1), ("octo_bridge_debug", (7, 7), 4)])
 def test_a_policy_of_a_real_robots_data(tmp_path: pathlib.Path, name: str, dims: tuple[int, int], cameras: int) -> None:
     if not (DATA / name).is_dir():
         pytest.skip(f"the data set {name} is not beside this checkout")
