@@ -50,12 +50,14 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = report.parser(__doc__)
     parser.add_argument("--preset", default="nano")
-    parser.add_argument("--modes", default="state,images")
+    parser.add_argument("--modes", default="", help="default state,images; state with --quick")
     parser.add_argument("--image_px", type=int, default=96)
     parser.add_argument("--infer_batches", default="1,4,16")
-    parser.add_argument("--train_batches", default="64,128")
+    parser.add_argument("--train_batches", default="", help="default 64,128; 64 with --quick")
     parser.add_argument("--repeats", type=int, default=0, help="default 20; 3 with --quick")
     flags = parser.parse_args(argv)
+    flags.modes = flags.modes or ("state" if flags.quick else "state,images")
+    flags.train_batches = flags.train_batches or ("64" if flags.quick else "64,128")
     flags.repeats = flags.repeats or (3 if flags.quick else 20)
     return flags
 
