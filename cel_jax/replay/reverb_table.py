@@ -28,7 +28,7 @@ from cel_jax.replay.window_index import WindowIndex
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 import reverb
 
-_LOUD = 16.0
+_LOUD = 4.0  # more, and removing it again leaves rounding errors that make Reverb rebuild its sum tree
 _FLUSH_EVERY_FRAMES = 16  # Reverb warns, and grows, when more items than this wait
 _FLUSH_DEADLINE_MS = 30_000
 _MAX_ROUNDS = 1000
@@ -93,7 +93,8 @@ class ReverbTable:
 
     def insert_episode(self, episode: Episode, starts: np.ndarray, weights: np.ndarray) -> None:
         self._check_columns(episode)
-        loud = [_LOUD * (self._index.total or 1.0), _LOUD * max(1, self.chunks)]
+        share = _LOUD / max(1, len(starts))
+        loud = [share * (self._index.total or 1.0), share * max(1, self.chunks)]
         number = self._index.insert(episode, starts, weights)
         self._ids[number] = episode.header.id
         if len(starts) == 0:
