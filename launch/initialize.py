@@ -33,7 +33,7 @@ def say(text: str) -> None:
     print(text, flush=True)
 
 
-def main(argv: list[str]) -> int:
+def main(argv: list[str], command: str) -> int:
     logging.set_verbosity(logging.WARNING)  # jax tells of every accelerator that it did not find
     if argv[1:]:
         raise options.OptionError(f"unexpected words {argv[1:]}; options begin with --")
@@ -43,7 +43,6 @@ def main(argv: list[str]) -> int:
     from cel_jax.initialization.sft import TrainingDiverged
 
     folder = Path(flags.FLAGS.out) if flags.FLAGS.out else Path("runs") / config.name / "init" / "policy"
-    command = shlex.join(["python", "-m", "launch.initialize", *sys.argv[1:]])
     try:
         start_policy.make_start_policy(config, folder, say, flags.FLAGS.overwrite, command)
     except (start_policy.StartPolicyError, start_policy.DatasetError, TrainingDiverged) as error:
@@ -71,10 +70,11 @@ def _measure(config: RunConfig, folder: Path) -> None:
 
 
 def cli() -> None:
+    typed = shlex.join(["python", "-m", "launch.initialize", *sys.argv[1:]])
     try:
         sys.argv = options.resolve_argv(sys.argv)
         define()
-        app.run(main)
+        app.run(lambda argv: main(argv, typed))
     except options.OptionError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)
