@@ -66,6 +66,7 @@ class ReverbTable:
     def __init__(self, horizon: int, uniform_share: float = 0.0) -> None:
         self._index = WindowIndex(horizon)
         self._uniform_share = uniform_share
+        self._flattened = False
         self._ids: dict[int, str] = {}
         self._columns: tuple[str, ...] = ()
         names = ("weighted", "uniform") if uniform_share > 0.0 else ("weighted",)
@@ -105,6 +106,7 @@ class ReverbTable:
         self._put_weights(number, starts, weights)
         for shelf in self._shelves[1:]:
             shelf.mutate({shelf.keys[number, int(start)]: 1.0 for start in starts})
+        self._follow_total()
 
     def _check_columns(self, episode: Episode) -> None:
         columns = tuple(sorted(_frame(episode, 0, 0, {})))
@@ -170,6 +172,7 @@ class ReverbTable:
         for shelf in self._shelves:
             shelf.delete(entry.number, entry.starts)
         del self._ids[entry.number]
+        self._follow_total()
 
     def over_window(self, window_frames: int) -> tuple[str, ...]:
         return self._index.over_window(window_frames)
@@ -189,6 +192,24 @@ class ReverbTable:
             for start, weight in zip(entry.starts[first : first + len(weights)], weights, strict=True):
                 changed[keys[entry.number, int(start)]] = float(weight)
         self._shelves[0].mutate(changed)
+        self._follow_total()
+
+    def _follow_total(self) -> None:
+        """Where all weights vanished, residues would decide the draws: Reverb is told 1 for every chunk until one
+        weighs something again."""
+        vanished = self.chunks > 0 and self._index.total <= 0.0
+        if not vanished and not self._flattened:
+            return
+        self._flattened = vanished
+        entries = [self._index.entry(episode) for episode in self.episodes]
+        keys = self._shelves[0].keys
+        self._shelves[0].mutate(
+            {
+                keys[entry.number, int(start)]: 1.0 if vanished else float(weight)
+                for entry in entries
+                for start, weight in zip(entry.starts, entry.weights, strict=True)
+            }
+        )
 
     def weights(self, episode: str) -> np.ndarray:
         return self._index.entry(episode).weights.copy()
