@@ -1,10 +1,9 @@
-"""Finds or makes the start policy of a run: the configuration's, the shipped one, or a new one by initialisation."""
+"""Finds the start policy of a run: the configuration's, or the one shipped for its task and mode."""
 
 from __future__ import annotations
 
 import json
 import shutil
-import sys
 from pathlib import Path
 
 from cel_jax.config import RunConfig
@@ -33,10 +32,10 @@ def _obtain(run_dir: Path, config: RunConfig, folder: Path) -> None:
         return
     if config.policy.checkpoint:
         raise OptionError(f"--config.policy.checkpoint={source}: no policy there (manifest.json is missing)")
-    print("start policy: none shipped for this configuration; training one on scripted demonstrations", flush=True)
-    from cel_jax.initialization.start_policy import make_start_policy
-
-    make_start_policy(config, folder, lambda text: print(text, flush=True), command=" ".join(sys.argv))
+    raise OptionError(
+        f"no start policy is shipped for {shipped_name(config)}. Make one: python -m launch.initialize "
+        f"--config=NAME --out=FOLDER (minutes on a GPU, hours on two cores), then give --config.policy.checkpoint=FOLDER"
+    )
 
 
 def shipped_name(config: RunConfig) -> str:

@@ -31,6 +31,11 @@ def test_missing_start_policy_is_named(tmp_path: Path) -> None:
         start_policy.prepare(tmp_path / "run", config)
 
 
+def test_no_shipped_policy_says_how_to_make_one(tmp_path: Path) -> None:
+    with pytest.raises(options.OptionError, match=r"no start policy is shipped for phone_packaging_images.*--out"):
+        start_policy.prepare(tmp_path / "run", RunConfig(task=TaskConfig(mode="images")))
+
+
 def test_policy_of_another_observation_mode_is_refused(tmp_path: Path) -> None:
     config = dataclasses.replace(get_config())
     config.task.mode = "images"
