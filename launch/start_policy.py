@@ -34,7 +34,7 @@ def _obtain(run_dir: Path, config: RunConfig, folder: Path) -> None:
         raise OptionError(f"--config.policy.checkpoint={source}: no policy there (manifest.json is missing)")
     raise OptionError(
         f"no start policy is shipped for {shipped_name(config)}. Make one: python -m launch.initialize "
-        f"--config=NAME --out=FOLDER (minutes on a GPU, hours on two cores), then give --config.policy.checkpoint=FOLDER"
+        "--config=NAME --out=FOLDER (minutes on a GPU, hours on two cores); give --config.policy.checkpoint=FOLDER then"
     )
 
 
