@@ -2,9 +2,9 @@
 
     python -m launch.fleet --config=phone_packaging
 
-Hardware: two CPU cores, 6 GB of memory (a GPU is used where jax finds one). Needs a start policy: none is shipped yet, see
-`python -m launch.initialize --config=phone_packaging`. The run collects with four robots, trains, publishes, and ends with
-the evaluation table. No numbers to expect yet.
+Hardware: two CPU cores, 6 GB of memory (a GPU is used where jax finds one). Needs a start policy: none is shipped
+yet, see `python -m launch.initialize --config=phone_packaging`. The run collects with four robots, trains, publishes,
+and ends with the evaluation table. No numbers to expect yet.
 """
 
 from cel_jax.config import FertConfig, FleetConfig, PolicyConfig, ReplayConfig, RunConfig, TaskConfig, TrainConfig
