@@ -12,7 +12,7 @@ import json
 import sys
 from pathlib import Path
 
-from absl import app, flags, logging
+from absl import flags, logging
 
 from cel_jax.config import RunConfig, from_dict
 from launch import options
@@ -91,13 +91,7 @@ def _evaluate(config: RunConfig, policies: dict[str, Path], run_dir: Path) -> in
 
 
 def cli() -> None:
-    try:
-        sys.argv = options.resolve_argv(sys.argv)
-        define()
-        app.run(main)
-    except options.OptionError as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(2)
+    options.run(main, define)
 
 
 if __name__ == "__main__":

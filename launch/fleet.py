@@ -8,11 +8,10 @@ Ctrl-C stops cleanly; the same command goes on where it stopped. `--overwrite` b
 from __future__ import annotations
 
 import shutil
-import sys
 import time
 from pathlib import Path
 
-from absl import app, flags
+from absl import flags
 
 print("cel_jax: a fleet that learns from its own experience", flush=True)  # before the heavy imports
 
@@ -99,13 +98,7 @@ def run_fleet(run_dir: Path, config: RunConfig) -> int:
 
 
 def cli() -> None:
-    try:
-        sys.argv = options.resolve_argv(sys.argv)
-        options.define()
-        app.run(main)
-    except options.OptionError as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(2)
+    options.run(main)
 
 
 if __name__ == "__main__":

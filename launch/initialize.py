@@ -14,7 +14,7 @@ import shlex
 import sys
 from pathlib import Path
 
-from absl import app, flags, logging
+from absl import flags, logging
 
 from cel_jax.config import RunConfig, from_dict
 from launch import options
@@ -71,13 +71,7 @@ def _measure(config: RunConfig, folder: Path) -> None:
 
 def cli() -> None:
     typed = shlex.join(["python", "-m", "launch.initialize", *sys.argv[1:]])
-    try:
-        sys.argv = options.resolve_argv(sys.argv)
-        define()
-        app.run(lambda argv: main(argv, typed))
-    except options.OptionError as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(2)
+    options.run(lambda argv: main(argv, typed), define)
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from absl import flags
+from absl import app, flags
 from ml_collections import config_flags
 
 from cel_jax.config import RunConfig
@@ -98,3 +98,14 @@ def _apply(config: RunConfig, name: str, path: str, value: object) -> None:
     if given and getattr(part, field) != value:
         raise OptionError(f"--{name}={value} and --config.{path}={getattr(part, field)} disagree: give one of them")
     setattr(part, field, value)
+
+
+def run(main: Callable[[list[str]], int | None], define_flags: Callable[[], None] = define) -> None:
+    """An entry point: resolves names, parses, runs; an OptionError is one line and exit code 2."""
+    try:
+        sys.argv = resolve_argv(sys.argv)
+        define_flags()
+        app.run(main)
+    except OptionError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)

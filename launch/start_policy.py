@@ -7,6 +7,7 @@ import shutil
 from pathlib import Path
 
 from cel_jax.config import RunConfig
+from cel_jax.data.episode import features_from_dict
 from cel_jax.workers import wiring
 from launch.options import OptionError
 
@@ -20,7 +21,7 @@ def prepare(run_dir: Path, config: RunConfig) -> None:
         _obtain(run_dir, config, folder)
     manifest = json.loads((folder / "manifest.json").read_text())
     check_fit(config, manifest, folder)
-    (run_dir / wiring.FEATURES_FILE).write_text(json.dumps(manifest["features"], indent=1))
+    wiring.save_features(run_dir, features_from_dict(manifest["features"]))
 
 
 def _obtain(run_dir: Path, config: RunConfig, folder: Path) -> None:

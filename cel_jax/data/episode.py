@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import enum
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 
@@ -56,6 +57,21 @@ class Features:
     @property
     def camera_names(self) -> tuple[str, ...]:
         return tuple(camera.name for camera in self.cameras)
+
+
+def features_from_dict(values: dict[str, Any]) -> Features:
+    """The inverse of `dataclasses.asdict` on `Features`, from json."""
+    objects = values["objects_shape"]
+    return Features(
+        **(
+            values
+            | {
+                "cameras": tuple(CameraSpec(**camera) for camera in values["cameras"]),
+                "objects_shape": None if objects is None else (int(objects[0]), int(objects[1])),
+                "delta_mask": tuple(bool(on) for on in values["delta_mask"]),
+            }
+        )
+    )
 
 
 @dataclasses.dataclass(frozen=True)

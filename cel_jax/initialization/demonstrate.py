@@ -17,6 +17,7 @@ from cel_jax.config import InitConfig, TaskConfig
 from cel_jax.data.demonstrations import Demonstration
 from cel_jax.data.episode import Outcome
 from cel_jax.data.images import encode_jpeg
+from cel_jax.robots.tasks import make_expert, make_world
 
 DISTURBANCE_MEMORY = 0.935  # per control step: half a second at 30 Hz
 
@@ -84,15 +85,18 @@ def _orders(task: TaskConfig, init: InitConfig) -> list[_Order]:
 
 
 def _record(order: _Order) -> Demonstration | None:
-    from cel_jax.robots.sim.expert import Expert
-    from cel_jax.robots.sim.styles import operator
-    from cel_jax.robots.sim.world import PackagingWorld, TaskParams
-
     task = order.task
-    params = TaskParams(task.image_px, order.pose_range, task.no_progress_s, task.max_episode_s)
-    world = PackagingWorld(order.robot_seed, task.mode, params)
+    world = make_world(
+        task.name,
+        robot_seed=order.robot_seed,
+        mode=task.mode,
+        image_px=task.image_px,
+        pose_range=order.pose_range,
+        no_progress_s=task.no_progress_s,
+        max_episode_s=task.max_episode_s,
+    )
     world.reset(order.scene_seed)
-    expert = Expert(world, operator(order.operator), order.scene_seed)
+    expert = make_expert(world, order.operator, order.scene_seed)
     disturbance = Disturbance(order.scene_seed, order.disturbance_rad, np.array(world.features.delta_mask))
     rows = []
     while world.verdict() is None:

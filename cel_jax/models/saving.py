@@ -18,7 +18,7 @@ import numpy as np
 
 from cel_jax.config import PolicyConfig
 from cel_jax.data import normalize
-from cel_jax.data.episode import CameraSpec, Features
+from cel_jax.data.episode import Features, features_from_dict
 from cel_jax.models.params_io import check_tree, flatten, unflatten
 from cel_jax.models.pi0 import Params
 from cel_jax.models.policy import Policy, serving_dtype
@@ -85,21 +85,6 @@ def read_manifest(folder: str | pathlib.Path) -> dict[str, Any]:
     if manifest.get("format") != FORMAT:
         raise ValueError(f"{path}: expected format {FORMAT}, got {manifest.get('format')!r}; convert or retrain it")
     return manifest
-
-
-def features_from_dict(values: dict[str, Any]) -> Features:
-    """The inverse of `dataclasses.asdict` on `Features`, from json."""
-    objects = values["objects_shape"]
-    return Features(
-        **(
-            values
-            | {
-                "cameras": tuple(CameraSpec(**camera) for camera in values["cameras"]),
-                "objects_shape": None if objects is None else (int(objects[0]), int(objects[1])),
-                "delta_mask": tuple(bool(on) for on in values["delta_mask"]),
-            }
-        )
-    )
 
 
 def _dtype(name: str) -> np.dtype:

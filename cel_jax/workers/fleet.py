@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import os
 import sqlite3
-import sys
 import time
 from pathlib import Path
 
 from cel_jax.config import RunConfig
 from cel_jax.recovery import rundb
-from cel_jax.recovery.stations import Placement, Role, Station
+from cel_jax.recovery.stations import Placement, Role, Station, interpreter
 from cel_jax.recovery.status import Status, progress_line
 from cel_jax.workers.published_version import published_version
 from cel_jax.workers.wiring import HOME, TRAINING, inference_name, robot_station, store_name
@@ -28,16 +27,15 @@ _XLA_ENV = (
 
 def store_environment(config: RunConfig) -> str:
     """`reverb` where that environment exists and is wanted, else `jax` (the numpy table)."""
-    python = Path(sys.prefix).parent / ".venv-reverb" / "bin" / "python"
     if config.replay.table == "memory":
         return "jax"
-    if python.exists():
-        return "reverb"
-    if config.replay.table == "reverb":
-        raise FileNotFoundError(
-            f"--replay=reverb: no store environment at {python}; run `make setup`, or take --replay=memory"
-        )
-    return "jax"
+    try:
+        interpreter("reverb")
+    except FileNotFoundError as error:
+        if config.replay.table == "reverb":
+            raise FileNotFoundError(f"--replay=reverb: {error}; run `make setup`, or take --replay=memory") from error
+        return "jax"
+    return "reverb"
 
 
 def make_stations(config: RunConfig) -> list[Station]:

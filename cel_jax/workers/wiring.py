@@ -9,7 +9,7 @@ from pathlib import Path
 from cel_jax.bus.client import Client
 from cel_jax.bus.failures import Failure
 from cel_jax.config import RunConfig, from_dict, to_dict
-from cel_jax.data.episode import CameraSpec, Features
+from cel_jax.data.episode import Features, features_from_dict
 from cel_jax.recovery import wire
 from cel_jax.recovery.beat import WorkerContext
 from cel_jax.recovery.settings import write_atomically
@@ -48,12 +48,7 @@ def save_features(run_dir: Path, features: Features) -> None:
 
 def load_features(run_dir: Path) -> Features:
     """The inverse of `save_features`."""
-    values = json.loads((run_dir / FEATURES_FILE).read_text())
-    shape = values["objects_shape"]
-    values["objects_shape"] = None if shape is None else (int(shape[0]), int(shape[1]))
-    values["cameras"] = tuple(CameraSpec(**camera) for camera in values["cameras"])
-    values["delta_mask"] = tuple(values["delta_mask"])
-    return Features(**values)
+    return features_from_dict(json.loads((run_dir / FEATURES_FILE).read_text()))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -55,7 +55,8 @@ def test_shipped_policy_fits_its_configuration_and_is_small(tmp_path: Path) -> N
 def test_reverb_asked_for_but_absent_is_an_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     from cel_jax.workers import fleet
 
-    monkeypatch.setattr(fleet.sys, "prefix", str(tmp_path / "venv"))
+    monkeypatch.setattr("sys.prefix", str(tmp_path / "venv"))
+    monkeypatch.delenv("CEL_PYTHON_REVERB", raising=False)
     config = get_config()
     config.replay.table = "reverb"
     with pytest.raises(FileNotFoundError, match="make setup"):

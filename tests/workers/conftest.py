@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import types
 from pathlib import Path
 
 import numpy as np
@@ -57,4 +56,4 @@ def make_frames(count: int, seed: int = 0, source: Source = Source.POLICY) -> li
     ]
 
 
-__all__ = ["FEATURES", "Context", "make_frames", "make_header", "types"]
+__all__ = ["FEATURES", "Context", "make_frames", "make_header"]
