@@ -22,6 +22,7 @@ class TaskConfig:
     max_episode_s: float = 45.0
     no_progress_s: float = 4.0  # the paper's 8 s, scaled with the sped-up task
     pose_range: float = 1.0  # scale of the scene's variation; demonstrations may be narrower
+    frame_deadline_s: float = 0.5  # a camera whose frame stands still for longer is a fault
     image_stride_frames: int = 3  # only frames that retrieval or the policy reads are rendered
 
 
@@ -37,6 +38,20 @@ class FleetConfig:
     max_episodes: int = 0  # 0: no limit
     real_time: bool = False  # simulated robots run as fast as they can
     seed: int = 0
+    robots_are: str = "simulated"  # or `ghost`: recorded episodes without physics, answered by a stub policy
+    learner: bool = True  # False: no training station (ghosts)
+    nodes: int = 1  # robots are spread over this many node agents; the rest is on the first
+
+
+@dataclasses.dataclass
+class GhostConfig:
+    """Ghost robots: they replay recorded episodes, so that many of them drive the real bus, stores and supervisor."""
+
+    episodes: str = ""  # a folder of recorded episodes (a run's experience/); empty: recorded once by the expert
+    tapes: int = 6  # how many are recorded where none are given
+    frames: int = 0  # longest replay; 0: whole episodes
+    clock_factor: float = 1.0  # how much faster than recorded
+    policy_cost_s: float = 0.03  # of the stub policy, for each batch
 
 
 @dataclasses.dataclass
@@ -151,6 +166,17 @@ class EvalConfig:
 
 
 @dataclasses.dataclass
+class StudyConfig:
+    """The lock-step study: rounds of collecting with one policy version, then `train.sync_interval_steps` updates."""
+
+    rounds: int = 8
+    episodes_per_round: int = 200
+    processes: int = 0  # simulator processes; 0: one per core
+    slots_per_process: int = 8
+    eval_every_rounds: int = 0  # 0: only the start and the end
+
+
+@dataclasses.dataclass
 class RecoveryConfig:
     """HotSwarm."""
 
@@ -173,6 +199,7 @@ class RunConfig:
     name: str = "run"
     task: TaskConfig = dataclasses.field(default_factory=TaskConfig)
     fleet: FleetConfig = dataclasses.field(default_factory=FleetConfig)
+    ghost: GhostConfig = dataclasses.field(default_factory=GhostConfig)
     policy: PolicyConfig = dataclasses.field(default_factory=PolicyConfig)
     bus: BusConfig = dataclasses.field(default_factory=BusConfig)
     replay: ReplayConfig = dataclasses.field(default_factory=ReplayConfig)
@@ -180,6 +207,7 @@ class RunConfig:
     train: TrainConfig = dataclasses.field(default_factory=TrainConfig)
     init: InitConfig = dataclasses.field(default_factory=InitConfig)
     eval: EvalConfig = dataclasses.field(default_factory=EvalConfig)
+    study: StudyConfig = dataclasses.field(default_factory=StudyConfig)
     recovery: RecoveryConfig = dataclasses.field(default_factory=RecoveryConfig)
 
 

@@ -7,6 +7,7 @@ station free for the next one (paper, "Tiered recovery" and "Re-admission").
 from __future__ import annotations
 
 import dataclasses
+import os
 import signal
 import time
 from pathlib import Path
@@ -34,6 +35,7 @@ from cel_jax.recovery.stations import (
 
 SAFE_STOP_DEADLINE_S = 10.0
 ROBOT_RETRY_S = 0.5
+STARTS_AT_ONCE = 4 + 2 * (os.cpu_count() or 1)  # more interpreters at once only make all of them late
 
 
 class SlotKeeper:
@@ -253,7 +255,7 @@ class SlotKeeper:
     # -- launches ------------------------------------------------------------------------------------------------
 
     def _launch_when_due(self, slot: Slot, now_s: float) -> None:
-        if now_s < slot.failures.retry_at_s:
+        if now_s < slot.failures.retry_at_s or self._starting() >= STARTS_AT_ONCE:
             return
         try:
             self._launch(slot, now_s)
@@ -264,6 +266,10 @@ class SlotKeeper:
             slot.failures = after_failure(slot.failures, self._fleet.recovery, now_s, 0.0, False)
             slot.cause = f"could not be started: {error}"
             self._free(slot, now_s)
+
+    def _starting(self) -> int:
+        """Workers that were launched and have not beaten yet: each still reads its imports."""
+        return sum(slot.phase is Phase.LIVE and not slot.beaten for slot in self.slots.values())
 
     def _launch(self, slot: Slot, now_s: float) -> None:
         station, name = slot.station, slot.station.name

@@ -24,11 +24,12 @@ from typing import Any
 import zmq
 
 from cel_jax.bus.identity import Identity
+from cel_jax.bus.wakeup import Waker
 from cel_jax.recovery import wire
 from cel_jax.recovery.peers import PeerView
 from cel_jax.recovery.stations import WorkerState
 
-POLL_MS = 20
+POLL_S = 1.0  # at most; what is queued here wakes the thread at once
 ORPHAN_EXIT_CODE = 75
 STOP_GRACE_S = 10.0
 REQUIRED_ENV = ("CEL_RUN_DIR", "CEL_STATION", "CEL_WORKER", "CEL_ROLE", "CEL_CONTROL")
@@ -102,6 +103,7 @@ class WorkerContext:
         self._note = ""
         self._progress_s: float | None = None
         self._beat_now = threading.Event()
+        self._waker = Waker()
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
         self._thread.start()
@@ -119,6 +121,7 @@ class WorkerContext:
         """Says that start-up is over: a death from here on is no start failure."""
         self._state = WorkerState.READY
         self._beat_now.set()
+        self._waker.wake()
 
     def progress(self, note: str = "") -> None:
         """Says that the main loop turns, with an optional word for the status page."""
@@ -139,6 +142,7 @@ class WorkerContext:
     def result(self, call_id: str, value: Any = None, ok: bool = True) -> None:
         """Answers a call. Raises queue.Full if the agent has taken nothing for thousands of messages."""
         self._outbox.put_nowait({"t": "result", "call": call_id, "ok": ok, "value": value})
+        self._waker.wake()
 
     def report(self, kind: str, detail: str, suspect: Identity | None = None) -> None:
         """Sends a failure up. With `suspect`, that worker is terminated if it still is at its station."""
@@ -146,10 +150,12 @@ class WorkerContext:
         if suspect is not None:
             message["suspect"] = [suspect.station, suspect.worker, suspect.role]
         self._outbox.put_nowait(message)
+        self._waker.wake()
 
     def close(self) -> None:
         """Stops beating once what was queued is out. The process should end next."""
         self._closed.set()
+        self._waker.wake()
         self._thread.join(timeout=2.0)
 
     def _on_sigterm(self, number: int, frame: types.FrameType | None) -> None:
@@ -168,13 +174,19 @@ class WorkerContext:
 
     def _loop(self, socket: zmq.Socket[bytes]) -> None:
         heard_s, next_s = time.monotonic(), 0.0
+        poller = zmq.Poller()
+        poller.register(socket, zmq.POLLIN)
+        poller.register(self._waker.fd, zmq.POLLIN)
         while not self._closed.is_set() or not self._outbox.empty():
             if time.monotonic() >= next_s or self._beat_now.is_set():
                 self._beat_now.clear()
                 next_s = time.monotonic() + self.settings.heartbeat_s
                 _send(socket, self._beat())
             self._send_queued(socket)
-            if socket.poll(POLL_MS):
+            ready = dict(poller.poll(1e3 * max(0.0, min(POLL_S, next_s - time.monotonic()))))
+            if self._waker.fd in ready:
+                self._waker.drain()
+            if socket in ready:
                 heard_s = time.monotonic()
                 self._take(wire.unpack(socket.recv()))
             self._watch_agent(time.monotonic() - heard_s)

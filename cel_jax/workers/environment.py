@@ -22,7 +22,7 @@ from cel_jax.recovery.beat import WorkerContext
 from cel_jax.robots.protocol import Robot, Verdict
 from cel_jax.robots.tasks import make_robot
 from cel_jax.workers.episode import EpisodeRun, Stopped, frame_bytes
-from cel_jax.workers.wiring import HOME, Wiring, store_name
+from cel_jax.workers.wiring import HOME, Wiring, ghost_episodes, load_features, store_name
 
 PAUSE_S = 0.1
 
@@ -47,10 +47,23 @@ def open_robot(wiring: Wiring) -> Robot:
     index = wiring.context.robot
     if index is None:
         raise RuntimeError(f"station {wiring.context.identity.station}: its placement names no robot")
+    if fleet.robots_are == "ghost":
+        return _open_ghost(wiring, index)
     return make_robot(
         task.name, robot_seed=fleet.first_robot + index, mode=task.mode, image_px=task.image_px,
         pose_range=task.pose_range, no_progress_s=task.no_progress_s, max_episode_s=task.max_episode_s,
         real_time=fleet.real_time,
+    )  # fmt: skip
+
+
+def _open_ghost(wiring: Wiring, index: int) -> Robot:
+    from cel_jax.robots.ghost import open_ghost
+
+    ghost, station = wiring.config.ghost, wiring.context.identity.station
+    folder = ghost_episodes(wiring.run_dir, wiring.config)
+    return open_ghost(
+        wiring.run_dir, station, index, folder, load_features(wiring.run_dir), clock_factor=ghost.clock_factor,
+        frames=ghost.frames, tagged=not wiring.config.fleet.learner,
     )  # fmt: skip
 
 
@@ -117,6 +130,9 @@ def run_one(wiring: Wiring, robot: Robot, infer: ObservationClient, spool: Spool
         writer.finish()
         rundb.end_episode(db, episode, run.steps, run.policy_version, time.time())
         _label(db, spool, header, verdict)
+        confirm = getattr(robot, "on_labelled", None)  # a lamp or a ledger at the robot
+        if confirm is not None:
+            confirm(episode)
     finally:
         db.close()
 

@@ -5,6 +5,8 @@ Shape letters: S state numbers, A action numbers, H horizon, O objects, P pose n
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -15,7 +17,7 @@ from cel_jax.bus.spool import EpisodeWriter
 from cel_jax.data.episode import EpisodeHeader, Features, Observation, Source
 from cel_jax.data.frame_log import Frame, encode_frame
 from cel_jax.data.images import encode_jpeg
-from cel_jax.robots.protocol import Robot, Verdict
+from cel_jax.robots.protocol import Robot, StaleFrame, Verdict
 from cel_jax.workers.wiring import Wiring
 
 OVERHEAD_BYTES = 512  # field names and framing of one record
@@ -23,6 +25,30 @@ OVERHEAD_BYTES = 512  # field names and framing of one record
 
 class Stopped(RuntimeError):
     """The worker was told to stop in the middle of an episode; the partial episode is dropped."""
+
+
+LATE_FRAMES = 3  # so many in a row, and older than the deadline: one late frame is no fault
+
+
+class FreshFrames:
+    """Watches the capture times of one episode. A camera that stands still is a fault, never a repeated observation."""
+
+    def __init__(self, deadline_s: float) -> None:
+        self._deadline_s, self._newest_s, self._since_s, self._late, self._step = deadline_s, -math.inf, 0.0, 0, -1
+
+    def check(self, capture_time_s: float, step: int, robot_id: str) -> None:
+        """Raises StaleFrame once the frames of LATE_FRAMES steps in a row, and of `deadline_s`, were the same."""
+        now_s = time.monotonic()
+        if capture_time_s > self._newest_s:
+            self._newest_s, self._since_s, self._late = capture_time_s, now_s, 0
+        elif step > self._step:
+            self._late += 1
+        self._step = step
+        if self._late >= LATE_FRAMES and now_s - self._since_s > self._deadline_s:
+            raise StaleFrame(
+                f"robot {robot_id}: the frame of {now_s - self._since_s:.2f} s ago came {self._late} times again "
+                f"(limit {self._deadline_s:g} s); check its cameras"
+            )
 
 
 class EpisodeRun:
@@ -33,6 +59,7 @@ class EpisodeRun:
     ) -> None:
         self._context, self._config = wiring.context, wiring.config
         self._robot, self._infer, self._header, self._writer = robot, infer, header, writer
+        self._frames = FreshFrames(wiring.config.task.frame_deadline_s)
         self.steps = 0
         self.policy_version = -1
 
@@ -50,7 +77,8 @@ class EpisodeRun:
     def _observe(self, wanted: bool) -> tuple[Observation, dict[str, bytes]]:
         """The observation and its encoded images: inference and training see the same bytes."""
         seen = self._robot.get_observation(with_images=wanted)
-        return seen, {name: encode_jpeg(image) for name, image in seen.images.items()}
+        self._frames.check(seen.capture_time_s, self.steps, self._robot.robot_id)
+        return seen, {name: _as_jpeg(image) for name, image in seen.images.items()}
 
     def _ask(self, seen: tuple[Observation, Mapping[str, bytes]]) -> np.ndarray:
         """float32 [execute_frames, A], absolute."""
@@ -73,6 +101,11 @@ class EpisodeRun:
         )  # fmt: skip
         self._writer.append(encode_frame(frame))
         self.steps += 1
+
+
+def _as_jpeg(image: np.ndarray) -> bytes:
+    """Encodes pixels; a camera that gives JPEG streams (uint8 [bytes]) is taken as it is."""
+    return image.tobytes() if image.ndim == 1 else encode_jpeg(image)
 
 
 def observation_arrays(seen: Observation, jpegs: Mapping[str, bytes]) -> dict[str, Any]:

@@ -44,15 +44,31 @@ def make_stations(config: RunConfig) -> list[Station]:
     stations = [_station(HOME, Role.HOME, "home")]
     store_env = store_environment(config)
     stations += [_station(store_name(i), Role.STORE, "store", store_env) for i in range(fleet.stores)]
-    stations.append(_station(TRAINING, Role.TRAINING, "training"))
-    stations += [_station(inference_name(i), Role.INFERENCE, "inference") for i in range(fleet.inference_workers)]
-    stations += [_station(robot_station(i), Role.ENVIRONMENT, "environment", robot=i) for i in range(fleet.robots)]
+    if fleet.learner:
+        stations.append(_station(TRAINING, Role.TRAINING, "training"))
+    serves = "inference" if fleet.learner else "inference_stub"
+    stations += [_station(inference_name(i), Role.INFERENCE, serves) for i in range(fleet.inference_workers)]
+    stations += [robot_place(config, i) for i in range(fleet.robots)]
     return stations
 
 
-def _station(name: str, role: Role, module: str, environment: str = "jax", robot: int | None = None) -> Station:
+def robot_place(config: RunConfig, index: int, node: str = "") -> Station:
+    """The station of one robot, by default on the nodes in turn."""
+    place = node or node_name(index % max(1, config.fleet.nodes))
+    return _station(robot_station(index), Role.ENVIRONMENT, "environment", robot=index, node=place)
+
+
+def node_name(index: int) -> str:
+    """The first node has everything but the other nodes' robots."""
+    return "local" if index == 0 else f"node-{index}"
+
+
+def _station(
+    name: str, role: Role, module: str, environment: str = "jax", robot: int | None = None, node: str = "local"
+) -> Station:
     argv = ("python", "-m", f"cel_jax.workers.{module}")
-    return Station(name, role, Placement(environment=environment, argv=argv, env=_CPU_ENV + _XLA_ENV, robot=robot))
+    place = Placement(node=node, environment=environment, argv=argv, env=_CPU_ENV + _XLA_ENV, robot=robot)
+    return Station(name, role, place)
 
 
 class Progress:

@@ -51,6 +51,11 @@ def load_features(run_dir: Path) -> Features:
     return features_from_dict(json.loads((run_dir / FEATURES_FILE).read_text()))
 
 
+def ghost_episodes(run_dir: Path, config: RunConfig) -> Path:
+    """The folder of the episodes that ghost robots replay."""
+    return Path(config.ghost.episodes) if config.ghost.episodes else run_dir / "init" / "tapes"
+
+
 @dataclasses.dataclass(frozen=True)
 class Wiring:
     """A worker's run folder, configuration and context."""

@@ -8,8 +8,8 @@ import pytest
 from cel_jax.bus.channels import ActionReply, StepId
 from cel_jax.data.episode import Features, Observation, Outcome
 from cel_jax.data.frame_log import decode_frame
-from cel_jax.robots.protocol import Verdict
-from cel_jax.workers.episode import EpisodeRun, Stopped
+from cel_jax.robots.protocol import StaleFrame, Verdict
+from cel_jax.workers.episode import LATE_FRAMES, EpisodeRun, FreshFrames, Stopped
 from cel_jax.workers.wiring import Wiring
 from tests.workers.conftest import FEATURES, make_header
 
@@ -18,6 +18,7 @@ class ToyRobot:
     """Clips what it is sent, and ends after ten steps."""
 
     features: Features = FEATURES
+    robot_id = "toy-1"
 
     def __init__(self) -> None:
         self.steps = 0
@@ -80,3 +81,21 @@ def test_a_stop_ends_the_episode(wiring: Wiring) -> None:
     with pytest.raises(Stopped):
         run.until_verdict()
     assert writer.frames == []
+
+
+def test_a_frozen_camera_is_a_fault_and_a_late_frame_is_none() -> None:
+    frames = FreshFrames(deadline_s=0.0)
+    frames.check(1.0, 0, "toy-1")
+    for step in range(1, LATE_FRAMES):
+        frames.check(1.0, step, "toy-1")
+    frames.check(1.1, LATE_FRAMES, "toy-1")  # it came after all: the count begins anew
+    frames.check(1.1, LATE_FRAMES, "toy-1")  # two looks at one step are no late frame
+    with pytest.raises(StaleFrame, match=r"toy-1.*again"):
+        for step in range(LATE_FRAMES + 1, 2 * LATE_FRAMES + 2):
+            frames.check(1.1, step, "toy-1")
+
+
+def test_a_robot_that_stands_still_for_less_than_the_deadline_goes_on() -> None:
+    frames = FreshFrames(deadline_s=60.0)
+    for step in range(20):
+        frames.check(1.0, step, "toy-1")

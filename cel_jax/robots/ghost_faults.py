@@ -1,0 +1,52 @@
+"""Faults injected into a ghost: whoever writes <run>/faults/<station> chooses what happens to it from now on.
+
+driver   its driver raises        dead_camera    no frame arrives
+frozen_camera  the same frame again and again    clock:<seconds>  its process's wall clock jumps
+Removing the file ends the fault (a clock stays where it jumped to).
+"""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+from cel_jax.robots.protocol import RobotError
+
+LOOK_EVERY_S = 0.1
+KINDS = ("driver", "dead_camera", "frozen_camera")
+
+
+class FaultFile:
+    """Looks at the file about ten times a second."""
+
+    def __init__(self, path: Path) -> None:
+        self._path, self._kind, self._next_s, self._jumped = path, "", 0.0, ""
+
+    def raise_due(self, robot_id: str) -> None:
+        """Raises the injected fault, if one is due."""
+        kind = self._look()
+        if kind == "driver":
+            raise RuntimeError(f"robot {robot_id}: injected: the driver's bus returned error 0x21")
+        if kind == "dead_camera":
+            raise RobotError(f"robot {robot_id}: injected: camera head gives no frame; check its cable")
+        if kind.startswith("clock:") and kind != self._jumped:
+            self._jumped = kind
+            _jump(float(kind.removeprefix("clock:")))
+
+    def is_frozen(self) -> bool:
+        return self._look() == "frozen_camera"
+
+    def _look(self) -> str:
+        if time.monotonic() >= self._next_s:
+            self._next_s = time.monotonic() + LOOK_EVERY_S
+            try:
+                self._kind = self._path.read_text().strip()
+            except FileNotFoundError:
+                self._kind = ""
+        return self._kind
+
+
+def _jump(seconds: float) -> None:
+    """The wall clock of this process jumps, as after a late NTP step; the monotonic clock does not."""
+    real = time.time
+    time.time = lambda: real() + seconds
