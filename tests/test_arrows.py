@@ -20,6 +20,7 @@ RANK = {
     "initialization": 4,
     "baselines": 4,
     "planner": 4,
+    "study": 5,
 }
 LIGHT = {"data", "bus", "replay", "robots", "recovery"}
 HEAVY = {"jax", "jaxlib", "flax", "optax", "orbax", "tensorflow"}

@@ -51,9 +51,7 @@ def evaluate_policies(
     rows: dict[str, list[EvaluationRow]] = {}
     with open_rollout(MakeSimulated(config.task), _options(config, len(trials))) as rollout:
         for name, policy in loaded.items():
-            results = _run(rollout, name, policy, config.task.prompt, trials, say)
-            version = (versions or {}).get(name, 0)
-            rows[name] = [_row(result, name, version, config.task.mode) for result in results]
+            rows[name] = run_policy(rollout, config, name, policy, trials, say, (versions or {}).get(name, 0))
             if run_dir is not None:
                 rundb_evals.append(pathlib.Path(run_dir) / "run.db", rows[name])
     return report(config, rows)
@@ -86,9 +84,9 @@ def _options(config: RunConfig, trials: int) -> RolloutOptions:
     )
 
 
-def _run(
-    rollout: Rollout, name: str, policy: Policy, prompt: str, trials: Sequence[Trial], say: Say
-) -> list[TrialResult]:
+def run_policy(
+    rollout: Rollout, config: RunConfig, name: str, policy: Policy, trials: Sequence[Trial], say: Say, version: int = 0
+) -> list[EvaluationRow]:
     """One policy's trials, in their order, with a line every few seconds."""
     done: list[bool] = []
     begin_s = told_s = time.monotonic()
@@ -100,7 +98,8 @@ def _run(
             told_s = time.monotonic()
             say(f"{name}: {sum(done)} of {len(done)} trials succeeded, {len(trials)} in all, {told_s - begin_s:.0f} s")
 
-    return rollout.run(scene_policy(policy, prompt), list(trials), count)
+    results = rollout.run(scene_policy(policy, config.task.prompt), list(trials), count)
+    return [_row(result, name, version, config.task.mode) for result in results]
 
 
 def _row(result: TrialResult, policy: str, version: int, mode: str) -> EvaluationRow:

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 
 import jax
 
-from cel_jax.config import RunConfig
-from cel_jax.data.demonstrations import DatasetError
+from cel_jax.config import InitConfig, RunConfig
+from cel_jax.data.demonstrations import DatasetError, Demonstration
 from cel_jax.initialization import dataset, sft
 from cel_jax.initialization.sources import Demos, Say, load_demos, split
 from cel_jax.models.params_io import restore_openpi
@@ -34,15 +34,22 @@ def check_free(folder: pathlib.Path, overwrite: bool) -> None:
 
 
 def make_start_policy(
-    config: RunConfig, folder: pathlib.Path, say: Say, overwrite: bool = False, command: str = ""
+    config: RunConfig,
+    folder: pathlib.Path,
+    say: Say,
+    overwrite: bool = False,
+    command: str = "",
+    demos: Demos | None = None,
 ) -> pathlib.Path:
     """Trains and saves the policy in `folder`; returns it. Nothing is written before training has ended.
+
+    demos: what to train on; None: as the configuration says.
 
     Raises `StartPolicyError`, `DatasetError` or `TrainingDiverged`, each saying what to do.
     """
     check_free(folder, overwrite)
     _check_rate(config)
-    demos = load_demos(config, say)
+    demos = demos or load_demos(config, say)
     config = _fitted(config, demos, say)
     trained = _train(config, demos, say)
     save_policy(folder, trained.config, trained.params, trained.norm_stats, demos.features, config.policy)
@@ -95,6 +102,11 @@ def _train(config: RunConfig, demos: Demos, say: Say) -> sft.Trained:
         lambda losses: say(describe(losses)),
         _checkpoint(config, demos),
     )
+
+
+def demonstrated(demos: Demos, init: InitConfig) -> list[Demonstration]:
+    """The demonstrations that a start policy is trained on, without those that it holds out."""
+    return split(demos, init.held_out_share, init.seed)[0]
 
 
 def _checkpoint(config: RunConfig, demos: Demos) -> Params | None:

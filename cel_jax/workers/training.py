@@ -5,38 +5,29 @@ python -m cel_jax.workers.training
 
 from __future__ import annotations
 
-import functools
 import threading
 import time
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from cel_jax.bus.blobs import BlobServer
 from cel_jax.bus.server import Server
 from cel_jax.config import config_hash
 from cel_jax.data import normalize
-from cel_jax.data.images import encode_jpeg
-from cel_jax.fert.batches import BatchMaker, policy_loss
+from cel_jax.fert import build
 from cel_jax.fert.checkpoints import CheckpointStore, Identity
-from cel_jax.fert.decoding import Decoder
-from cel_jax.fert.embedding import Embedder, tower_hash
+from cel_jax.fert.embedding import tower_hash
 from cel_jax.fert.embedding_cache import EmbeddingCache
 from cel_jax.fert.ingestion import Event, Ingestion
 from cel_jax.fert.learner import Learner, Phase, Published
-from cel_jax.fert.ring import SuccessRing
-from cel_jax.fert.sharding import make_mesh, put_batch
-from cel_jax.fert.trainer import TrainState, create_state, make_optimizer, make_train_step
-from cel_jax.models.inputs import ModelInputs
-from cel_jax.models.pi0 import flow_loss, vision_tokens
+from cel_jax.fert.sharding import make_mesh
+from cel_jax.fert.trainer import TrainState
 from cel_jax.models.policy import Policy
 from cel_jax.models.saving import load_policy
-from cel_jax.models.tokenizer import make_tokenizer, tokenize
 from cel_jax.recovery import rundb
 from cel_jax.recovery.beat import WorkerContext
-from cel_jax.replay.chunks import ChunkBatch
 from cel_jax.workers.published import keep_published, params_to_bytes
 from cel_jax.workers.published_version import published_version
 from cel_jax.workers.store_client import RemoteStore
@@ -62,84 +53,36 @@ def main() -> None:
 
 
 def build_learner(wiring: Wiring, start: Policy, store: RemoteStore) -> Learner:
-    """A learner at the last checkpoint of this run, or at the start policy."""
+    """A learner at the last checkpoint of this run, or at the start policy; its ring rebuilt from the disk cache."""
     config = wiring.config
-    mesh = make_mesh(config.train.fsdp_devices)
-    optimizer = make_optimizer(config.train)
-    rng = jax.random.key_data(jax.random.key(config.train.seed))
     checkpoints = CheckpointStore(
         wiring.run_dir / "checkpoints",
         Identity(config.name, config.policy.preset, config_hash(config)),
         config.train.keep_checkpoints,
     )
-    state, version = _resume(create_state(start.params, optimizer, config.train, mesh, rng), checkpoints, store)
-    loss = policy_loss(flow_loss, ModelInputs, start.config)
-    step, maker = make_train_step(loss, optimizer, mesh, config.train), _batch_maker(wiring, start)
-    step(jax.tree.map(jnp.copy, state), put_batch(maker(example_chunks(start, config.train.batch_size)), mesh))
-    lock = threading.Lock()
-    ring, ingestion = build_ingestion(wiring, start, store, lock)
-    return Learner(
-        store, ingestion, ring, maker, step, state, mesh, config.train, config.replay.min_frames, lock, checkpoints,
-        version,
-    )  # fmt: skip
+    state = build.start_state(start, config.train, make_mesh(config.train.fsdp_devices))
+    state, version = _resume(state, checkpoints, store)
+    cache = _embedding_cache(wiring, start)
+    learner, ingestion = build.build_learner(start, config, store, state, threading.Lock(), checkpoints, version, cache)
+    _warm_ring(wiring, ingestion, store)
+    return learner
 
 
-def example_chunks(policy: Policy, size: int) -> ChunkBatch:
-    """A batch of the right shapes, to compile the step while the robots collect their first episodes."""
-    features, horizon = policy.features, policy.config.action_horizon
-    images = {c.name: [encode_jpeg(np.zeros((c.height, c.width, 3), np.uint8))] * size for c in features.cameras}
-    objects = None if features.objects_shape is None else np.zeros((size, *features.objects_shape), np.float32)
-    return ChunkBatch(
-        (("example", 0),) * size, np.zeros((size, features.state_dim), np.float32),
-        np.zeros((size, horizon, features.action_dim), np.float32), np.ones((size, horizon), bool), objects, images, 0,
-        np.ones(size),
-    )  # fmt: skip
-
-
-def build_ingestion(
-    wiring: Wiring, start: Policy, store: RemoteStore, lock: threading.Lock
-) -> tuple[SuccessRing, Ingestion]:
-    """The success ring, rebuilt from the disk cache, and what fills it. The tower is the start policy's, frozen."""
-    config = wiring.config
-    embedder = make_embedder(start)
+def _embedding_cache(wiring: Wiring, start: Policy) -> EmbeddingCache:
+    """Embeddings on disk, of the start policy's tower, which is frozen."""
     tower = start.params["PaliGemma"].get("img") if start.config.image_keys else None
-    cache = EmbeddingCache(
-        wiring.run_dir / "embeddings",
-        tower_hash(tower, start.norm_stats, embedder.cameras, config.fert.stride_frames),
+    stride = wiring.config.fert.stride_frames
+    return EmbeddingCache(
+        wiring.run_dir / "embeddings", tower_hash(tower, start.norm_stats, start.config.image_keys, stride)
     )
-    ring = SuccessRing(_embedding_dim(start, embedder), config.replay.window_frames)
-    ingestion = Ingestion(store, ring, embedder, Decoder(), config.fert, lock, cache)
+
+
+def _warm_ring(wiring: Wiring, ingestion: Ingestion, store: RemoteStore) -> None:
     window = store.reset_learner(wiring.context.identity.worker)
     missing = set(ingestion.warm(window))
     for episode in window:
         if episode not in missing:
             store.embedded(episode)
-    return ring, ingestion
-
-
-def make_embedder(policy: Policy) -> Embedder:
-    """Retrieval embeddings: the tower's tokens, or object poses in `state` mode (equations 2 and 3)."""
-    if not policy.config.image_keys:
-        return Embedder(None, policy.norm_stats)
-    vision = functools.partial(_vision, policy.config)
-    return Embedder(vision, policy.norm_stats, policy.config.image_keys, policy.params)
-
-
-def _vision(config: Any, params: Any, images: jax.Array) -> jax.Array:
-    return vision_tokens(params, config, images)
-
-
-def _embedding_dim(policy: Policy, embedder: Embedder) -> int:
-    features = policy.features
-    images = {c.name: np.zeros((1, c.height, c.width, 3), np.uint8) for c in features.cameras}
-    objects = None if features.objects_shape is None else np.zeros((1, *features.objects_shape), np.float32)
-    return int(embedder(images, np.zeros((1, features.state_dim), np.float32), objects).shape[-1])
-
-
-def _batch_maker(wiring: Wiring, start: Policy) -> BatchMaker:
-    tokenizer = make_tokenizer(start.policy_config.tokenizer)
-    tokens, mask = tokenize(tokenizer, start.config, [wiring.config.task.prompt])
-    return BatchMaker(start.norm_stats, start.features.delta_mask, tokens[0], mask[0], Decoder())
 
 
 def _resume(state: TrainState, checkpoints: CheckpointStore, store: RemoteStore) -> tuple[TrainState, int]:
