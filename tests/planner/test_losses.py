@@ -33,8 +33,17 @@ def test_negative_advantage_is_bounded_and_flat_for_an_exploding_ratio() -> None
     assert np.isfinite(float(dual_clip_loss(jnp.float32(200.0), jnp.float32(-200.0), jnp.float32(-1.0), PARAMS)))
 
 
-@pytest.mark.parametrize("ratio,advantage,flat", [(1.3, 1.0, True), (1.2, 1.0, False), (0.5, 1.0, False),
-                                                   (0.75, -1.0, True), (0.9, -1.0, False), (2.0, -1.0, False)])  # fmt: skip
+@pytest.mark.parametrize(
+    "ratio,advantage,flat",
+    [
+        (1.3, 1.0, True),
+        (1.2, 1.0, False),
+        (0.5, 1.0, False),
+        (0.75, -1.0, True),
+        (0.9, -1.0, False),
+        (2.0, -1.0, False),
+    ],
+)
 def test_gradient_vanishes_exactly_where_the_clip_says(ratio: float, advantage: float, flat: bool) -> None:
     loss, slope = _loss_and_slope(ratio, advantage)
     assert (slope == 0.0) == flat
