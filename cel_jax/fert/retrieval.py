@@ -67,10 +67,18 @@ def retrieve(ring: SuccessRing, query: np.ndarray, config: FertConfig) -> list[R
 
     Ties in cost go to the smaller id.
     """
-    if not len(ring) or not len(query):
-        return []
-    matches = ring.align(_padded(query, config), len(query))
-    return merge([[extended(match, config) for match in matches]], config.top_k)
+    return retrieve_many(ring, [query], config)[0]
+
+
+def retrieve_many(ring: SuccessRing, queries: Sequence[np.ndarray], config: FertConfig) -> list[list[Retrieved]]:
+    """`retrieve` of several queries in one pass over the ring: what several failures that came at once cost."""
+    asked = [query for query in queries if len(query)]
+    if not len(ring) or not asked:
+        return [[] for _ in queries]
+    rows = max(max_query_frames(config), *map(len, asked))
+    padded = np.stack([_padded(query, rows) for query in asked])
+    found = iter(ring.nearest(padded, [len(query) for query in asked], config.top_k))
+    return [[extended(match, config) for match in next(found)] if len(query) else [] for query in queries]
 
 
 def merge(results: Iterable[Sequence[Retrieved]], k: int) -> list[Retrieved]:
@@ -95,7 +103,11 @@ def nearest_frame(ring: SuccessRing, query: np.ndarray, config: FertConfig) -> l
     if not len(ring) or not len(query):
         return []
     span = len(query)
-    best = [m for m in ring.align(_padded(query[-1:], config), 1) if ring.coarse_frames(m.episode_id) >= span]
+    best = [
+        m
+        for m in ring.align(_padded(query[-1:], max_query_frames(config)), 1)
+        if ring.coarse_frames(m.episode_id) >= span
+    ]
     moved = [_ending_at(match, match.right, span) for match in best]
     return merge([[extended(match, config) for match in moved]], config.top_k)
 
@@ -121,9 +133,8 @@ def _ending_at(match: Match, end: int, span: int) -> Match:
     return dataclasses.replace(match, left=left, right=left + span)
 
 
-def _padded(query: np.ndarray, config: FertConfig) -> np.ndarray:
-    """The query as float32 [max(M, full query), D]; the added rows are not read."""
-    rows = max(len(query), max_query_frames(config))
+def _padded(query: np.ndarray, rows: int) -> np.ndarray:
+    """The query as float32 [rows, D]; the added rows are not read."""
     padded = np.zeros((rows, query.shape[1]), np.float32)
     padded[: len(query)] = query
     return padded

@@ -1,100 +1,132 @@
-"""Subsequence alignment of one query with many trajectories (paper equations (5)-(8)).
+"""Subsequence alignment of queries with many trajectories at once (paper equations (5)-(8)).
 
-Pure functions of arrays. Shape letters: M query frames, C candidates, N padded candidate frames, D embedding.
+All stored frames lie in one flat buffer, each trajectory a contiguous run, so that distances are one matrix product
+and equation (7) advances on every trajectory in the same vector. The path's first frame is carried along with its cost,
+so nothing is traced back. Pure functions of arrays.
+Shape letters: Q queries, M query frames, F stored frames, D embedding, C trajectories, W longest trajectory, K matches.
 """
 
 from __future__ import annotations
 
 import functools
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+
+Array = jax.Array | np.ndarray
 
 
-@jax.jit
+class Layout(NamedTuple):
+    """Where the trajectories lie: int32 [C] first row and number of rows of each; a length of 0 is no trajectory."""
+
+    offsets: Array
+    lengths: Array
+
+
+class Alignment(NamedTuple):
+    """cost: float32 [Q, C], equation (8)'s mean distance, inf for an ineligible trajectory (shorter than the query).
+    left, right: int32 [Q, C], the half-open interval within the trajectory, [0, 0) for an ineligible one."""
+
+    cost: Array
+    left: Array
+    right: Array
+
+
+@functools.partial(jax.jit, static_argnames=("longest",))
 def align(
-    query: jax.Array,
-    candidates: jax.Array,
-    lengths: jax.Array,
-    query_length: jax.Array | int | None = None,
-    squared_norms: jax.Array | None = None,
-) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """The cheapest path of the query through each candidate, advancing one or two frames per query frame.
+    queries: jax.Array,
+    counts: jax.Array,
+    frames: jax.Array,
+    squared_norms: jax.Array,
+    places: jax.Array,
+    layout: Layout,
+    longest: int,
+) -> Alignment:
+    """The cheapest path of each query through each trajectory, advancing one or two frames per query frame.
 
-    query: [M, D]. candidates: [C, N, D], float32 or bfloat16. lengths: int32 [C], real frames of each candidate.
-    query_length: the first frames of `query` that count (default M), so that short queries need no new compilation.
-    squared_norms: float32 [C, N] of `candidates`, if known, which saves a second pass over the buffer.
-
-    Returns (cost float32 [C], left int32 [C], right int32 [C]): equation (8)'s mean distance along the path and its
-    half-open interval [left, right). A candidate shorter than the query is ineligible: cost inf, interval [0, 0).
+    queries: [Q, M, D]. counts: int32 [Q], the first frames of each query that are used, so that short ones need no new
+    compilation. frames: [F, D], float32 or bfloat16. squared_norms: float32 [F] of `frames`, taken at insertion.
+    places: int32 [F], the number of each frame within its trajectory, -1 where there is none.
+    longest: at least the longest trajectory; static.
     Ties go to the one-frame step and to the lower index.
     """
-    count = jnp.asarray(query.shape[0] if query_length is None else query_length, jnp.int32)
-    norms = squared_lengths(candidates) if squared_norms is None else squared_norms
-    table = jnp.where(real_frames(lengths, candidates.shape[1]), distances(query, candidates, norms), jnp.inf)
-    cost, left, last = jax.vmap(cheapest_path, in_axes=(0, None))(table, count)
-    eligible = (lengths >= count) & jnp.isfinite(cost)
-    return jnp.where(eligible, cost, jnp.inf), jnp.where(eligible, left, 0), jnp.where(eligible, last + 1, 0)
+    return align_table(distances(queries, frames, squared_norms), counts, places, layout, longest)
 
 
-def real_frames(lengths: jax.Array, frames: int) -> jax.Array:
-    """bool [C, 1, N]: which columns of the distance table are frames and not padding."""
-    return (jnp.arange(frames) < lengths[:, None])[:, None, :]
+@functools.partial(jax.jit, static_argnames=("longest",))
+def align_table(table: jax.Array, counts: jax.Array, places: jax.Array, layout: Layout, longest: int) -> Alignment:
+    """`align` from the distances float32 [Q, M, F]."""
+    total, first = cheapest_paths(table, counts, places)
+    return best_ends(total, first, counts, layout, longest)
 
 
 def squared_lengths(frames: jax.Array) -> jax.Array:
-    """float32 [..., N]: the squared norm of every stored (rounded) frame of [..., N, D]."""
+    """float32 [...]: the squared norm of every stored (rounded) frame of [..., D]."""
     return jnp.sum(jnp.square(frames.astype(jnp.float32)), axis=-1)
 
 
-def distances(query: jax.Array, candidates: jax.Array, squared_norms: jax.Array) -> jax.Array:
-    """Equation (5): Euclidean distances float32 [C, M, N], by one matrix product; the radicand is clamped at 0.
+@jax.jit
+def distances(queries: jax.Array, frames: jax.Array, squared_norms: jax.Array) -> jax.Array:
+    """Equation (5): Euclidean distances float32 [Q, M, F], by one matrix product; the radicand is clamped at 0.
 
-    The query is rounded to the candidates' dtype, so that results are defined on what is stored.
+    The queries are rounded to the frames' dtype, so that results are defined on what is stored.
     """
-    query = query.astype(candidates.dtype)
-    dots = jnp.einsum(
-        "md,cnd->cmn", query, candidates, precision=_precision(candidates), preferred_element_type=jnp.float32
-    )
-    radicand = squared_lengths(query)[None, :, None] + squared_norms[:, None, :] - 2.0 * dots
+    queries = queries.astype(frames.dtype)
+    dots = products(queries.reshape(-1, queries.shape[-1]), frames).reshape(*queries.shape[:2], -1)
+    radicand = squared_lengths(queries)[..., None] + squared_norms - 2.0 * dots
     return jnp.sqrt(jnp.maximum(radicand, 0.0))
 
 
-def _precision(candidates: jax.Array) -> jax.lax.Precision:
-    """Full float32 products for float32 storage; products of bfloat16 numbers are exact in float32 already."""
-    return jax.lax.Precision.HIGHEST if candidates.dtype == jnp.float32 else jax.lax.Precision.DEFAULT
+def products(rows: jax.Array, frames: jax.Array) -> jax.Array:
+    """float32 [R, F] of rows [R, D] and frames [F, D], summed in float32; products of bfloat16 numbers are exact."""
+    precision = jax.lax.Precision.HIGHEST if frames.dtype == jnp.float32 else jax.lax.Precision.DEFAULT
+    return jnp.einsum("rd,fd->rf", rows, frames, precision=precision, preferred_element_type=jnp.float32)
 
 
-def cheapest_path(table: jax.Array, count: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Equations (6)-(8) on one distance table [M, N], of which the first `count` rows are used.
+def cheapest_paths(
+    table: jax.Array, counts: jax.Array, places: jax.Array, unroll: int | bool = 1
+) -> tuple[jax.Array, jax.Array]:
+    """Equations (6) and (7) on distances [Q, M, F]: for every frame, what the cheapest path that ends in it costs.
 
-    Returns scalars: the mean distance (float32) and the path's first and last frame (int32).
+    Returns (sum of distances float32 [Q, F], inf where no path ends; place of the path's first frame int32 [Q, F]).
     """
-    total, steps = _accumulate(table, count)
-    last = jnp.argmin(total).astype(jnp.int32)
-    return total[last] / count.astype(table.dtype), _first_frame(steps, last), last
+    inside = [places >= step for step in range(3)]
+    start = jnp.where(inside[0], table[:, 0], jnp.inf), jnp.broadcast_to(places, table[:, 0].shape)
+
+    def advance(previous: tuple[jax.Array, jax.Array], row: tuple[jax.Array, jax.Array]) -> tuple[tuple, None]:
+        (total, first), (index, costs) = jax.lax.optimization_barrier(previous), row  # unrolled, steps stay apart
+        one, two = (jnp.where(inside[by], _shift(total, by), jnp.inf) for by in (1, 2))
+        used = (index < counts)[:, None]
+        moved = jnp.where(one <= two, _shift(first, 1), _shift(first, 2))
+        total = jnp.where(used, costs + jnp.minimum(one, two), total)
+        return (total, jnp.where(used, moved, first)), None
+
+    rows = jnp.arange(1, table.shape[1]), jnp.moveaxis(table[:, 1:], 1, 0)
+    return jax.lax.scan(advance, start, rows, unroll=unroll)[0]
 
 
-def _accumulate(table: jax.Array, count: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Equation (7). Returns the last used row of D, float [N], and the step taken into each cell, int32 [M-1, N]."""
-
-    def advance(previous: jax.Array, row: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
-        index, costs = row
-        one, two = _shift(previous, 1), _shift(previous, 2)
-        used = index < count
-        step = jnp.where(used, jnp.where(one <= two, 1, 2), 0).astype(jnp.int32)
-        return jnp.where(used, costs + jnp.minimum(one, two), previous), step
-
-    return jax.lax.scan(advance, table[0], (jnp.arange(1, table.shape[0]), table[1:]))
+def _shift(rows: jax.Array, by: int) -> jax.Array:
+    """`rows` [Q, F] moved right by `by` frames; what enters at the left is never used (`places` forbids it)."""
+    return jnp.pad(rows, ((0, 0), (by, 0)))[:, : rows.shape[1]]
 
 
-def _shift(row: jax.Array, by: int) -> jax.Array:
-    """`row` moved right by `by` frames; what lies outside the trajectory costs infinity."""
-    return jnp.concatenate([jnp.full((by,), jnp.inf, row.dtype), row])[: row.shape[0]]
+def best_ends(total: jax.Array, first: jax.Array, counts: jax.Array, layout: Layout, longest: int) -> Alignment:
+    """Equation (8): the best end of a path in each trajectory, the lowest one of equals."""
+    within = jnp.arange(longest)
+    rows = jnp.minimum(layout.offsets[:, None] + within, total.shape[1] - 1)
+    ends = jnp.where(within < layout.lengths[:, None], total[:, rows], jnp.inf)  # [Q, C, W]
+    last = jnp.argmin(ends, axis=-1).astype(jnp.int32)
+    best = jnp.min(ends, axis=-1)
+    left = jnp.take_along_axis(first, jnp.minimum(layout.offsets + last, total.shape[1] - 1), axis=1)
+    eligible = jnp.isfinite(best)
+    cost = jnp.where(eligible, best / counts[:, None].astype(best.dtype), jnp.inf)
+    return Alignment(cost, jnp.where(eligible, left, 0), jnp.where(eligible, last + 1, 0))
 
 
-def _first_frame(steps: jax.Array, last: jax.Array) -> jax.Array:
-    """Follow the steps int32 [M-1, N] back from frame `last`; int32 throughout (a narrow index would overflow)."""
-    back = functools.partial(jax.lax.scan, reverse=True)
-    first, _ = back(lambda frame, row: (frame - row[frame], None), last, steps)
-    return first
+@functools.partial(jax.jit, static_argnames=("k",))
+def nearest(alignment: Alignment, k: int) -> tuple[jax.Array, Alignment]:
+    """The k cheapest trajectories of each query: (their numbers int32 [Q, K], their alignment); the lower of equals."""
+    _, rows = jax.lax.top_k(-alignment.cost, k)
+    return rows, Alignment(*(jnp.take_along_axis(part, rows, axis=1) for part in alignment))
