@@ -18,6 +18,7 @@ ROOT = Path(__file__).resolve().parent.parent
 # benchmark -> the packages that it needs
 NEEDS: dict[str, tuple[str, ...]] = {
     "alignment": ("jax",),
+    "sdtw_gpu": ("jax",),
     "replay_tables": (),
     "bus_latency": ("zmq",),
     "simulator": ("mujoco",),
