@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import flax.struct
@@ -122,24 +122,36 @@ def _parts(batch: Batch, mesh: Mesh, config: TrainConfig) -> int:
 def _mean_gradient(
     loss_fn: LossFn, params: Any, batch: Batch, key: jax.Array, parts: int, mesh: Mesh, frozen: Frozen | None
 ) -> tuple[jax.Array, Any]:
-    """Weighted mean loss of the whole batch and its gradient, accumulated in float32."""
+    """Weighted mean loss of the whole batch and its gradient, accumulated in float32; zeros for frozen leaves."""
+    trained, join = _separate(params, frozen)
 
-    def total(params: Any, part: Batch, key: jax.Array) -> tuple[jax.Array, jax.Array]:
-        _, per_sample = loss_fn(_stopped(params, frozen), part, key)
+    def total(trained: Any, part: Batch, key: jax.Array) -> tuple[jax.Array, jax.Array]:
+        _, per_sample = loss_fn(join(trained), part, key)
         weight = part.get("weight") if isinstance(part, dict) else None
         weight = jnp.ones_like(per_sample) if weight is None else weight
         return jnp.sum(per_sample * weight), jnp.sum(weight)
 
-    def add(carry: Any, indexed: tuple[jax.Array, Batch]) -> tuple[Any, None]:
-        index, part = indexed
-        (loss, weight), grads = jax.value_and_grad(total, has_aux=True)(params, part, jax.random.fold_in(key, index))
-        return jax.tree.map(jnp.add, carry, (loss, weight, grads)), None
+    def gradient(index: Any, part: Batch) -> Any:
+        grad_of = jax.value_and_grad(total, has_aux=True)
+        (loss, weight), grads = grad_of(trained, part, jax.random.fold_in(key, index))
+        return loss, weight, grads
 
-    zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), params)
-    start = (jnp.float32(0), jnp.float32(0), zeros)
-    (loss, weight, grads), _ = jax.lax.scan(add, start, (jnp.arange(parts), _split(batch, parts, mesh)))
+    loss, weight, grads = _summed(gradient, trained, batch, parts, mesh)
     weight = jnp.maximum(weight, 1e-9)  # a batch without weight has no gradient, not NaN
-    return loss / weight, jax.tree.map(lambda grad: grad / weight, grads)
+    zeros = jax.tree.map(jnp.zeros_like, params)
+    return loss / weight, _separate(zeros, frozen)[1]([grad / weight for grad in grads])
+
+
+def _summed(gradient: Callable[[Any, Batch], Any], trained: Any, batch: Batch, parts: int, mesh: Mesh) -> Any:
+    """Over all parts; a single part needs no accumulator, which would be as large as the weights."""
+    if parts == 1:
+        return gradient(0, batch)
+
+    def add(carry: Any, indexed: tuple[jax.Array, Batch]) -> tuple[Any, None]:
+        return jax.tree.map(jnp.add, carry, gradient(*indexed)), None
+
+    start = (jnp.float32(0), jnp.float32(0), jax.tree.map(jnp.zeros_like, trained))
+    return jax.lax.scan(add, start, (jnp.arange(parts), _split(batch, parts, mesh)))[0]
 
 
 def _split(batch: Batch, parts: int, mesh: Mesh) -> Batch:
@@ -153,13 +165,28 @@ def _split(batch: Batch, parts: int, mesh: Mesh) -> Batch:
     return jax.tree.map(split, batch)
 
 
-def _stopped(params: Any, frozen: Frozen | None) -> Any:
-    """No gradient flows to frozen leaves, so that the compiler drops their backward pass."""
-    if frozen is None:
-        return params
-    return _map_paths(lambda path, leaf: jax.lax.stop_gradient(leaf) if frozen(path) else leaf, params)
+def _separate(params: Any, frozen: Frozen | None) -> tuple[list[Any], Callable[[Sequence[Any]], Any]]:
+    """The leaves that are trained, and a function that puts such leaves back among the frozen ones."""
+    named: list[tuple[Any, Any]]
+    structure: Any
+    named, structure = jax.tree_util.tree_flatten_with_path(params)
+    kept = [frozen is not None and frozen(_name(path)) for path, _ in named]
+
+    def join(trained: Sequence[Any]) -> Any:
+        rest = iter(trained)
+        return structure.unflatten([leaf if keep else next(rest) for keep, (_, leaf) in zip(kept, named, strict=True)])
+
+    return [leaf for keep, (_, leaf) in zip(kept, named, strict=True) if not keep], join
+
+
+def cast_frozen(params: Any, frozen: Frozen, dtype: Any = jnp.bfloat16) -> Any:
+    """Frozen leaves in `dtype`: without moments and masters they need no float32."""
+    return _map_paths(lambda path, leaf: leaf.astype(dtype) if frozen(path) else leaf, params)
 
 
 def _map_paths(function: Callable[[str, Any], Any], tree: Any) -> Any:
-    name = lambda path: jax.tree_util.keystr(path, simple=True, separator="/")  # noqa: E731
-    return jax.tree_util.tree_map_with_path(lambda path, leaf: function(name(path), leaf), tree)
+    return jax.tree_util.tree_map_with_path(lambda path, leaf: function(_name(path), leaf), tree)
+
+
+def _name(path: Any) -> str:
+    return jax.tree_util.keystr(path, simple=True, separator="/")

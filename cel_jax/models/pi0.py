@@ -39,8 +39,8 @@ class PaliGemma(nn.Module):
     def setup(self) -> None:
         c = self.config
         if c.siglip is not None:
-            self.img = SigLIP(c.siglip, c.paligemma.width, c.dtype, c.remat, c.unroll)
-        self.llm = Gemma((c.paligemma, c.action_expert), c.vocab_size, c.dtype, c.remat, c.unroll)
+            self.img = SigLIP(c.siglip, c.paligemma.width, c.dtype, c.remat, c.unroll, c.attention)
+        self.llm = Gemma((c.paligemma, c.action_expert), c.vocab_size, c.dtype, c.remat, c.unroll, c.attention)
 
 
 class Pi0(nn.Module):

@@ -20,19 +20,23 @@ from cel_jax.data.actions import to_absolute
 from cel_jax.data.episode import Features
 from cel_jax.data.normalize import NormStats, normalize, unnormalize
 from cel_jax.models.inputs import ModelInputs
-from cel_jax.models.pi0 import Params, sample_actions
+from cel_jax.models.packed import Packed, pack, sample_packed
+from cel_jax.models.pi0 import Params
 from cel_jax.models.presets import Pi0Config
 from cel_jax.models.tokenizer import make_tokenizer, tokenize
 
 
 @functools.partial(jax.jit, static_argnums=(1, 4))
-def _sample(params: Params, config: Pi0Config, inputs: ModelInputs, seed: jax.Array, num_steps: int) -> jax.Array:
+def _sample(packed: Packed, config: Pi0Config, inputs: ModelInputs, seed: jax.Array, num_steps: int) -> jax.Array:
     """Each row has noise of its own, which depends on seed and row alone, not on the padded batch."""
     rows = jnp.arange(inputs.state.shape[0], dtype=jnp.uint32)
     keys = jax.vmap(functools.partial(jax.random.fold_in, jax.random.key(seed)))(rows)
     shape = (config.action_horizon, config.action_dim)
     noise = jax.vmap(lambda key: jax.random.normal(key, shape, jnp.float32))(keys)
-    return sample_actions(params, config, inputs, noise, num_steps)
+    return sample_packed(packed, config, inputs, noise, num_steps)
+
+
+_pack = jax.jit(pack, static_argnums=1)
 
 
 class Policy:
@@ -64,6 +68,11 @@ class Policy:
         other = Policy(self.config, params, self.norm_stats, self.features, self.policy_config)
         other._sizes = self._sizes
         return other
+
+    @functools.cached_property
+    def packed(self) -> Packed:
+        """The weights as sampling reads them: made at the first inference, so that a learner never holds both."""
+        return _pack(self.params, self.config)
 
     @property
     def warmed(self) -> tuple[int, ...]:
@@ -119,7 +128,7 @@ class Policy:
         inputs = self.make_inputs(states, images, objects, prompts)
         padded = jax.tree.map(functools.partial(_pad_rows, size=size), inputs)
         steps = self.policy_config.flow_steps
-        raw = np.asarray(_sample(self.params, self.config, padded, np.uint32(seed % 2**32), steps))
+        raw = np.asarray(_sample(self.packed, self.config, padded, np.uint32(seed % 2**32), steps))
         stats, features = self.norm_stats, self.features
         actions = unnormalize(raw[: len(states), :, : features.action_dim], stats.action_mean, stats.action_std)
         return to_absolute(actions.astype(np.float32), states, features.delta_mask)

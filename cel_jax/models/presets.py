@@ -17,7 +17,10 @@ BYTE_VOCAB = 260  # 256 bytes and four special ids, see tokenizer.py
 
 @dataclasses.dataclass(frozen=True)
 class GemmaConfig:
-    """One expert of the language model. Experts share depth, heads and head_dim; width and mlp_dim may differ."""
+    """One expert of the language model. Experts share depth, heads and head_dim; width and mlp_dim may differ.
+
+    lora_rank: 0 for none. lora_scale: alpha / rank, on the attention's weights (openpi's feed-forward has none).
+    """
 
     width: int
     depth: int
@@ -25,6 +28,8 @@ class GemmaConfig:
     num_heads: int
     num_kv_heads: int
     head_dim: int
+    lora_rank: int = 0
+    lora_scale: float = 1.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,7 +50,8 @@ class Pi0Config:
     image_keys: cameras in prefix order (openpi: base, left wrist, right wrist). image_px: side of the square
     images. objects_shape: (O, P) where object poses take the images' place. actions_per_token: consecutive
     actions in one suffix token; 1 is openpi. state_dim: 0 means action_dim. dtype: of the computation.
-    remat: recompute layers in the backward pass (less memory). unroll: layers per step of the layer scan.
+    remat: what the backward pass computes again, see remat.py. unroll: layers per step of the layer scan.
+    attention: `xla`, or `cudnn` for flash attention on a GPU.
     """
 
     action_dim: int
@@ -63,11 +69,16 @@ class Pi0Config:
     dtype: str = "float32"
     state_dim: int = 0
     discrete_state_input: bool = False
-    remat: bool = True
+    remat: str = "all"
     unroll: int = 1
+    attention: str = "xla"
 
     def __post_init__(self) -> None:
         _check(self)
+
+    @property
+    def lora(self) -> bool:
+        return bool(self.paligemma.lora_rank or self.action_expert.lora_rank)
 
     @property
     def state_width(self) -> int:
@@ -121,7 +132,7 @@ class Preset:
     pad_dim: int = 0
     pi05: bool = False
     dtype: str = "bfloat16"
-    remat: bool = True
+    remat: str = "all"
     unroll: int = 1
 
 
@@ -147,10 +158,33 @@ NANO = Preset(
     min_token_len=1,
     vocab_size=BYTE_VOCAB,
     dtype="float32",
-    remat=False,
+    remat="off",
     unroll=3,
 )
-PRESETS = {"pi0": PI0, "pi05": PI05, "small": SMALL, "nano": NANO}
+# Ranks of openpi's low-memory fine-tuning: 16 in PaliGemma, 32 in the action expert, alpha equal to the rank.
+_LORA = {
+    "paligemma": dataclasses.replace(_GEMMA_2B, lora_rank=16),
+    "action_expert": dataclasses.replace(_GEMMA_300M, lora_rank=32),
+}
+PRESETS = {
+    "pi0": PI0,
+    "pi0_lora": dataclasses.replace(PI0, **_LORA),  # type: ignore[arg-type]
+    "pi05": PI05,
+    "pi05_lora": dataclasses.replace(PI05, **_LORA),  # type: ignore[arg-type]
+    "small": SMALL,
+    "nano": NANO,
+}
+
+
+def frozen_path(config: Pi0Config, path: str) -> bool:
+    """Whether LoRA keeps this leaf: the language model's own weights, of those experts that have a rank.
+
+    SigLIP, projections and the low-rank factors are trained, as in openpi.
+    """
+    if not config.lora or "/llm/" not in f"/{path}" or "lora" in path:
+        return False
+    expert = config.action_expert if "_1/" in path else config.paligemma
+    return bool(expert.lora_rank)
 
 
 def make_config(preset: str, features: Features, policy: PolicyConfig) -> Pi0Config:
@@ -205,11 +239,13 @@ def config_to_dict(config: Pi0Config) -> dict[str, Any]:
 def config_from_dict(values: dict[str, Any]) -> Pi0Config:
     """The inverse of `config_to_dict`. Raises TypeError naming an unknown or missing field."""
     objects, siglip = values["objects_shape"], values["siglip"]
-    parts = {
+    parts: dict[str, Any] = {
         "image_keys": tuple(values["image_keys"]),
         "objects_shape": None if objects is None else (int(objects[0]), int(objects[1])),
         "paligemma": GemmaConfig(**values["paligemma"]),
         "action_expert": GemmaConfig(**values["action_expert"]),
         "siglip": None if siglip is None else SigLIPConfig(**siglip),
     }
+    if isinstance(values.get("remat"), bool):  # manifests of earlier versions
+        parts["remat"] = "all" if values["remat"] else "off"
     return Pi0Config(**(values | parts))

@@ -9,7 +9,16 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
+from cel_jax.models.attention import attend_grouped
 from cel_jax.models.presets import SigLIPConfig
+from cel_jax.models.remat import rematerialised
+
+
+def patchify(images: jax.Array, patch: int) -> jax.Array:
+    """[B, h, w, 3] -> [B, N, patch * patch * 3], patches row-major."""
+    b, h, w, c = images.shape
+    grid = images.reshape(b, h // patch, patch, w // patch, patch, c).transpose(0, 1, 3, 2, 4, 5)
+    return grid.reshape(b, (h // patch) * (w // patch), patch * patch * c)
 
 
 class PatchEmbedding(nn.Module):
@@ -24,10 +33,8 @@ class PatchEmbedding(nn.Module):
         p = self.patch
         kernel = self.param("kernel", nn.initializers.lecun_normal(in_axis=(0, 1, 2)), (p, p, 3, self.width))
         bias = self.param("bias", nn.initializers.zeros_init(), (self.width,))
-        b, h, w, c = images.shape
-        grid = images.astype(jnp.float32).reshape(b, h // p, p, w // p, p, c).transpose(0, 1, 3, 2, 4, 5)
-        flat = grid.reshape(b, (h // p) * (w // p), p * p * c)
-        return flat @ kernel.astype(jnp.float32).reshape(p * p * c, self.width) + bias.astype(jnp.float32)
+        flat = patchify(images.astype(jnp.float32), p)
+        return flat @ kernel.astype(jnp.float32).reshape(-1, self.width) + bias.astype(jnp.float32)
 
 
 class MlpBlock(nn.Module):
@@ -40,16 +47,26 @@ class MlpBlock(nn.Module):
         return nn.Dense(x.shape[-1], dtype=self.dtype, kernel_init=nn.initializers.xavier_uniform())(nn.gelu(hidden))
 
 
+def _flash(query: jax.Array, key: jax.Array, value: jax.Array, **_: object) -> jax.Array:
+    """flax's attention function by cuDNN; [B, N, heads, dim]."""
+    scaled = (query * query.shape[-1] ** -0.5)[:, :, :, None]
+    return attend_grouped(scaled, key, value, None, "cudnn")[:, :, :, 0]
+
+
 class EncoderBlock(nn.Module):
     """One pre-norm transformer layer; the body of a scan, so it returns (carry, None)."""
 
     config: SigLIPConfig
     dtype: str
+    attention: str = "xla"
 
     @nn.compact
     def __call__(self, x: jax.Array, _: None) -> tuple[jax.Array, None]:
         attention = nn.MultiHeadDotProductAttention(
-            num_heads=self.config.num_heads, dtype=self.dtype, kernel_init=nn.initializers.xavier_uniform()
+            num_heads=self.config.num_heads,
+            dtype=self.dtype,
+            kernel_init=nn.initializers.xavier_uniform(),
+            attention_fn=_flash if self.attention == "cudnn" else nn.dot_product_attention,
         )
         y = nn.LayerNorm(dtype=self.dtype)(x)
         x = x + attention(y, y)
@@ -60,12 +77,13 @@ class EncoderBlock(nn.Module):
 class Encoder(nn.Module):
     config: SigLIPConfig
     dtype: str
-    remat: bool
+    remat: str
     unroll: int
+    attention: str
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
-        block = nn.remat(EncoderBlock, prevent_cse=False) if self.remat else EncoderBlock
+        block = rematerialised(EncoderBlock, self.remat, tower=True)
         layers = nn.scan(
             block,
             variable_axes={"params": 0},
@@ -73,7 +91,7 @@ class Encoder(nn.Module):
             length=self.config.depth,
             unroll=min(self.unroll, self.config.depth),
         )
-        x, _ = layers(self.config, self.dtype, name="encoderblock")(x, None)
+        x, _ = layers(self.config, self.dtype, self.attention, name="encoderblock")(x, None)
         return nn.LayerNorm(dtype=self.dtype, name="encoder_norm")(x)
 
 
@@ -83,8 +101,9 @@ class SigLIP(nn.Module):
     config: SigLIPConfig
     out_width: int
     dtype: str
-    remat: bool = True
+    remat: str = "all"
     unroll: int = 1
+    attention: str = "xla"
 
     @nn.compact
     def __call__(self, images: jax.Array, head: bool = True) -> jax.Array:
@@ -94,7 +113,7 @@ class SigLIP(nn.Module):
         init = nn.initializers.normal(stddev=c.width**-0.5)
         table = self.param("pos_embedding", init, (1, x.shape[1], c.width))
         x = (x + table.astype(jnp.float32)).astype(self.dtype)
-        x = Encoder(c, self.dtype, self.remat, self.unroll, name="Transformer")(x)
+        x = Encoder(c, self.dtype, self.remat, self.unroll, self.attention, name="Transformer")(x)
         if not head:
             return x
         return nn.Dense(self.out_width, dtype=self.dtype, kernel_init=nn.initializers.zeros_init(), name="head")(x)

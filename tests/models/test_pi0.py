@@ -111,12 +111,13 @@ def test_padded_steps_carry_no_loss_and_no_gradient() -> None:
 
 
 @pytest.mark.slow
-def test_remat_and_unroll_change_nothing() -> None:
+@pytest.mark.parametrize("remat", ["all", "gate", "wide", "dots"])
+def test_remat_and_unroll_change_nothing(remat: str) -> None:
     config = tiny("images")
     params, inputs, (actions, _) = noisy_params(config), random_inputs(config, 2), point(config, 2)
     mask = jnp.ones((2, config.action_horizon), bool)
     ours = gradients(params, config, inputs, actions, mask)
-    other = gradients(params, dataclasses.replace(config, remat=True, unroll=2), inputs, actions, mask)
+    other = gradients(params, dataclasses.replace(config, remat=remat, unroll=2), inputs, actions, mask)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), ours, other)
 
 

@@ -44,7 +44,8 @@ def test_only_pi0_pads() -> None:
 
 def test_prompt_lengths() -> None:
     lengths = {name: make_config(name, features("images"), POLICY).max_token_len for name in PRESETS}
-    assert lengths == {"pi0": 48, "pi05": 200, "small": 16, "nano": 16}
+    large = {"pi0": 48, "pi05": 200, "pi0_lora": 48, "pi05_lora": 200}
+    assert lengths == large | {"small": 16, "nano": 16}
 
 
 def test_nano_sees_nine_tokens_per_camera() -> None:
