@@ -19,10 +19,10 @@ from typing import Any
 import numpy as np
 
 from cel_jax.data.episode import Episode
+from cel_jax.replay.chunk_rows import ChunkData, make_batch
 from cel_jax.replay.chunks import ChunkBatch
-from cel_jax.replay.memory_table import ChunkData, make_batch
 from cel_jax.replay.priorities import WeightUpdate, draw_probabilities
-from cel_jax.replay.table import TableEmpty
+from cel_jax.replay.table import TableEmpty, one_at_a_time
 from cel_jax.replay.window_index import WindowIndex
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
@@ -57,6 +57,7 @@ class _Shelf:
         self._client.mutate_priorities(self.name, deletes=[self.keys.pop((number, int(start))) for start in starts])
 
 
+@one_at_a_time
 class ReverbTable:
     """Implements `ChunkTable` on dm-reverb."""
 

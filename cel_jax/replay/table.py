@@ -11,9 +11,11 @@ Weights are stored weights; a common factor does not matter to a table.
 
 from __future__ import annotations
 
+import functools
 import importlib.util
-from collections.abc import Iterable
-from typing import Protocol
+import threading
+from collections.abc import Callable, Iterable
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
@@ -27,7 +29,7 @@ class TableEmpty(RuntimeError):
 
 
 class ChunkTable(Protocol):
-    """The window of chunks. Frames are stored once and shared by overlapping chunks; not thread-safe."""
+    """The window of chunks. Frames are stored once and shared by overlapping chunks; threads take turns."""
 
     name: str
     seeded: bool  # True: `sample` repeats under the same seed and contents
@@ -70,6 +72,41 @@ class ChunkTable(Protocol):
 
     def close(self) -> None:
         """Frees what the table holds."""
+
+
+Table = TypeVar("Table")
+
+
+def one_at_a_time(table: type[Table]) -> type[Table]:
+    """A class decorator: calls of the contract's methods from several threads take turns."""
+    made = table.__init__
+
+    def init(self: Any, *args: Any, **kwargs: Any) -> None:
+        self._turn = threading.RLock()
+        made(self, *args, **kwargs)
+
+    setattr(table, "__init__", init)  # noqa: B010 mypy refuses the plain assignment
+    for name in (
+        "keys",
+        "insert_episode",
+        "remove_episode",
+        "over_window",
+        "evict",
+        "set_weights",
+        "weights",
+        "sample",
+    ):
+        setattr(table, name, _in_turn(getattr(table, name)))
+    return table
+
+
+def _in_turn(method: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(method)
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        with self._turn:
+            return method(self, *args, **kwargs)
+
+    return call
 
 
 def reverb_is_installed() -> bool:

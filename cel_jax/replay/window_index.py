@@ -11,6 +11,7 @@ from collections.abc import Iterable
 import numpy as np
 
 from cel_jax.data.episode import Episode
+from cel_jax.replay.block_sums import BlockSums
 from cel_jax.replay.chunks import check_targets
 from cel_jax.replay.priorities import WeightUpdate
 
@@ -25,17 +26,18 @@ class _Entry:
 
 @dataclasses.dataclass(frozen=True)
 class FlatIndex:
-    """episodes: ids. row: int64 [C] into them. start: int32 [C]. weight: float64 [C]. prefix: its running sum."""
+    """episodes: ids. row: int64 [C] into them. start: int32 [C]. sums: of the weights, kept up to date.
+    first: episode -> its first chunk."""
 
     episodes: tuple[str, ...]
     row: np.ndarray
     start: np.ndarray
-    weight: np.ndarray
-    prefix: np.ndarray
+    sums: BlockSums
+    first: dict[str, int]
 
 
 class WindowIndex:
-    """Books of the window; `flat()` is rebuilt only after a change, so its sums never drift."""
+    """Books of the window. `flat()` is rebuilt where an episode came or went; new weights are written into it."""
 
     def __init__(self, horizon: int) -> None:
         self.horizon = horizon
@@ -48,8 +50,8 @@ class WindowIndex:
     def episodes(self) -> tuple[str, ...]:
         return tuple(self._entries)
 
-    def insert(self, episode: Episode, starts: np.ndarray, weights: np.ndarray) -> int:
-        """Checks and books an episode; returns its number."""
+    def check(self, episode: Episode, starts: np.ndarray, weights: np.ndarray) -> None:
+        """Raises ValueError or SourceError for what `insert` refuses."""
         key = episode.header.id
         if key in self._entries:
             raise ValueError(f"replay table: episode {key!r} is already in the window; drop the repeated delivery")
@@ -60,7 +62,13 @@ class WindowIndex:
             )
         _check_weights(key, weights)
         check_targets(episode, starts, self.horizon)
-        self._entries[key] = _Entry(self._arrivals, episode.num_frames, starts.astype(np.int32), weights.copy())
+
+    def insert(self, episode: Episode, starts: np.ndarray, weights: np.ndarray) -> int:
+        """Checks and books an episode; returns its number."""
+        self.check(episode, starts, weights)
+        self._entries[episode.header.id] = _Entry(
+            self._arrivals, episode.num_frames, starts.astype(np.int32), weights.copy()
+        )
         self._change(episode.num_frames, len(starts))
         self._arrivals += 1
         return self._arrivals - 1
@@ -96,13 +104,14 @@ class WindowIndex:
                 )
             _check_weights(episode, weights)
             target[first : first + len(weights)] = weights
-        self._change(0, 0)
+            if self._flat is not None:
+                self._flat.sums.set(self._flat.first[episode] + first, weights)
+        self.version += 1
 
     @property
     def total(self) -> float:
         """Sum of all weights, 0.0 for an empty window."""
-        prefix = self.flat().prefix
-        return float(prefix[-1]) if len(prefix) else 0.0
+        return self.flat().sums.total
 
     def flat(self) -> FlatIndex:
         if self._flat is None:
@@ -111,10 +120,11 @@ class WindowIndex:
 
     def _build(self) -> FlatIndex:
         entries = list(self._entries.values())
-        sizes = [len(entry.starts) for entry in entries]
+        sizes = np.array([len(entry.starts) for entry in entries], np.int64)
         weight = np.concatenate([np.zeros(0), *(entry.weights for entry in entries)])
         start = np.concatenate([np.zeros(0, np.int32), *(entry.starts for entry in entries)])
-        return FlatIndex(self.episodes, np.repeat(np.arange(len(sizes)), sizes), start, weight, np.cumsum(weight))
+        first = dict(zip(self.episodes, (np.cumsum(sizes) - sizes).tolist(), strict=True))
+        return FlatIndex(self.episodes, np.repeat(np.arange(len(sizes)), sizes), start, BlockSums(weight), first)
 
     def _change(self, frames: int, chunks: int) -> None:
         self.frames += frames
@@ -129,15 +139,12 @@ def _check_weights(episode: str, weights: np.ndarray) -> None:
 
 
 def draw(index: FlatIndex, n: int, uniform_share: float, rng: np.random.Generator) -> np.ndarray:
-    """int64 [n] chunk indices in proportion to weight (equation (11)), a share of them uniform.
-
-    `side="right"` finds the first chunk whose running sum exceeds the target, which only a positive weight makes.
-    """
-    chunks = len(index.weight)
-    total = index.prefix[-1]
+    """int64 [n] chunk indices in proportion to weight (equation (11)), a share of them uniform."""
+    chunks, total = len(index.start), index.sums.total
     if total <= 0.0:
         return rng.integers(0, chunks, n)
-    last = int(np.searchsorted(index.prefix, total, side="left"))  # the last positive weight
-    picked = np.minimum(np.searchsorted(index.prefix, rng.random(n) * total, side="right"), last)
+    picked = index.sums.find(rng.random(n) * total)
+    if uniform_share <= 0.0:
+        return picked
     uniform = rng.random(n) < uniform_share
     return np.where(uniform, rng.integers(0, chunks, n), picked)

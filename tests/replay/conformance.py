@@ -11,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import sys
+import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 
@@ -265,6 +266,57 @@ def check_priorities_reach_the_table(make: MakeTable) -> None:
     if native is not None:
         books = dict(zip(table.keys(), weights, strict=True))
         assert all(books[key] == weight for key, weight in native(500).items())
+    table.close()
+
+
+def check_threads_insert_update_and_sample_at_once(make: MakeTable) -> None:
+    """A writer brings and evicts episodes, another changes weights, two sample: every batch is whole and of positive
+    weight, and the books are right at the end."""
+    table, failed, done = make(H), [], threading.Event()
+    episodes = {f"e{i}": make_episode(f"e{i}", 25, seed=i) for i in range(24)}
+
+    def insert() -> None:
+        for i, episode in enumerate(episodes.values()):
+            table.insert_episode(episode, chunk_starts(episode, H), np.full(25, 0.5 + i))
+            table.evict(150)
+
+    def update() -> None:
+        rng = np.random.default_rng(0)
+        while not done.is_set():
+            key = str(rng.choice(table.episodes or ("e0",)))
+            try:
+                table.set_weights([WeightUpdate(key, 5, rng.random(10)), WeightUpdate(key, 20, np.zeros(5))])
+            except KeyError:
+                assert key not in table.episodes or not table.chunks, key
+
+    def sample() -> None:
+        while not done.is_set():
+            try:
+                batch = table.sample(40, 1)
+            except TableEmpty:
+                continue
+            for row, (key, start) in enumerate(batch.keys):
+                np.testing.assert_array_equal(batch.state[row], episodes[key].state[start])
+                chunk = episodes[key].action[start : start + H]
+                np.testing.assert_array_equal(batch.actions[row][: len(chunk)], chunk)
+            assert (batch.probabilities > 0).all()
+
+    def guard(call: Callable[[], None]) -> None:
+        try:
+            call()
+        except BaseException as error:  # reported by the main thread
+            failed.append(error)
+
+    others = [threading.Thread(target=guard, args=(call,)) for call in (update, sample, sample)]
+    for thread in others:
+        thread.start()
+    guard(insert)
+    done.set()
+    for thread in others:
+        thread.join(60)
+    assert not failed, failed
+    assert table.episodes == tuple(f"e{i}" for i in range(18, 24)) and table.frames == table.chunks == 150
+    assert all(np.isfinite(table.weights(key)).all() for key in table.episodes)
     table.close()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import subprocess
 from pathlib import Path
@@ -9,9 +10,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from cel_jax.replay.priorities import WeightUpdate
 from cel_jax.replay.table import make_table, reverb_is_installed
 from cel_jax.replay.window_index import draw
 from tests.replay import conformance
+from tests.replay.episodes import make_episode
 
 ROOT = Path(__file__).resolve().parents[2]
 REVERB_PYTHON = Path(os.environ.get("CEL_REVERB_PYTHON", ROOT / ".venv-reverb/bin/python"))
@@ -69,6 +72,29 @@ def test_auto_takes_reverb_where_it_is_installed(capsys) -> None:
 def test_reverb_where_it_is_missing_says_what_to_do() -> None:
     with pytest.raises(RuntimeError, match=r"requirements/reverb.txt"):
         make_table("reverb", 4)
+
+
+def test_the_papers_window_of_350_000_chunks() -> None:
+    """Draws follow the weights by episode (false-alarm rate 1e-6, fixed seed) after events, evictions and a restart."""
+    table, length, rng = make_table("memory", 30), 3500, np.random.default_rng(3)
+    blank = make_episode("x", length)
+    for i in range(105):
+        episode = dataclasses.replace(blank, header=dataclasses.replace(blank.header, id=f"e{i:03d}"))
+        table.insert_episode(episode, np.arange(length, dtype=np.int32), rng.random(length))
+    assert len(table.evict(350_000)) == 5 and table.chunks == table.frames == 350_000
+    for i in rng.permutation(100)[:40]:
+        table.set_weights([WeightUpdate(f"e{i + 5:03d}", 1000, rng.random(500) * 30)])
+    share = np.array([table.weights(key).sum() for key in table.episodes])
+    batch = table.sample(100_000, 1)
+    numbers = {key: number for number, key in enumerate(table.episodes)}
+    counts = np.bincount([numbers[key] for key, _ in batch.keys], minlength=100)
+    assert not conformance.chi_square_alarm(counts, share / share.sum())
+    assert conformance.chi_square_alarm(counts, np.full(100, 0.01))
+    fresh = make_table("memory", 30)
+    for key in table.episodes:
+        episode = dataclasses.replace(blank, header=dataclasses.replace(blank.header, id=key))
+        fresh.insert_episode(episode, np.arange(length, dtype=np.int32), table.weights(key))
+    assert fresh.sample(1024, 5).keys == table.sample(1024, 5).keys
 
 
 class _EdgeRandom(np.random.Generator):
