@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import pathlib
@@ -68,8 +69,9 @@ class EpisodeWriter:
         self._done()
 
     def abandon(self) -> None:
-        """Drops the episode."""
-        self._file.close()
+        """Drops the episode, also on a full disk: what could not be written any more is not wanted."""
+        with contextlib.suppress(OSError):
+            self._file.close()
         remove_durably(self._path)
         self._done()
 

@@ -183,7 +183,7 @@ class WorkerContext:
                 next_s = time.monotonic() + self.settings.heartbeat_s
                 _send(socket, self._beat())
             self._send_queued(socket)
-            ready = dict(poller.poll(1e3 * max(0.0, min(POLL_S, next_s - time.monotonic()))))
+            ready = dict(poller.poll(int(1e3 * max(0.0, min(POLL_S, next_s - time.monotonic()))) + 1))
             if self._waker.fd in ready:
                 self._waker.drain()
             if socket in ready:

@@ -2,6 +2,7 @@
 
 driver   its driver raises        dead_camera    no frame arrives
 frozen_camera  the same frame again and again    clock:<seconds>  its process's wall clock jumps
+memory   its process takes memory without end (give it a limit first)
 Removing the file ends the fault (a clock stays where it jumped to).
 """
 
@@ -13,7 +14,8 @@ from pathlib import Path
 from cel_jax.robots.protocol import RobotError
 
 LOOK_EVERY_S = 0.1
-KINDS = ("driver", "dead_camera", "frozen_camera")
+LEAK_BYTES = 4 << 20
+LEAK_LIMIT_BYTES = 512 << 20  # where no limit was set the leak stops
 
 
 class FaultFile:
@@ -29,6 +31,8 @@ class FaultFile:
             raise RuntimeError(f"robot {robot_id}: injected: the driver's bus returned error 0x21")
         if kind == "dead_camera":
             raise RobotError(f"robot {robot_id}: injected: camera head gives no frame; check its cable")
+        if kind == "memory":
+            _take_memory()
         if kind.startswith("clock:") and kind != self._jumped:
             self._jumped = kind
             _jump(float(kind.removeprefix("clock:")))
@@ -44,6 +48,14 @@ class FaultFile:
             except FileNotFoundError:
                 self._kind = ""
         return self._kind
+
+
+def _take_memory() -> None:
+    """Takes memory until the kernel ends this process; raises MemoryError where it does not."""
+    taken: list[bytes] = []
+    while len(taken) * LEAK_BYTES < LEAK_LIMIT_BYTES:
+        taken.append(b"\1" * LEAK_BYTES)
+    raise MemoryError(f"injected: {LEAK_LIMIT_BYTES} bytes were taken and no limit ended this process")
 
 
 def _jump(seconds: float) -> None:

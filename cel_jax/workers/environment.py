@@ -24,7 +24,7 @@ from cel_jax.robots.tasks import make_robot
 from cel_jax.workers.episode import EpisodeRun, Stopped, frame_bytes
 from cel_jax.workers.wiring import HOME, Wiring, ghost_episodes, load_features, store_name
 
-PAUSE_S = 0.1
+PAUSE_S, MAX_WAIT_S = 0.1, 5.0
 
 
 def main() -> None:
@@ -92,7 +92,7 @@ def _links(wiring: Wiring) -> Iterator[tuple[ObservationClient, Spool, Courier]]
 
 def _collect(wiring: Wiring, robot: Robot, infer: ObservationClient, spool: Spool, courier: Courier) -> None:
     """Episodes until the stop. One failed request ends its episode, never the worker."""
-    context = wiring.context
+    context, in_a_row = wiring.context, 0
     for number in itertools.count():
         while context.paused() and not context.should_stop():
             context.stop_event.wait(PAUSE_S)
@@ -102,10 +102,13 @@ def _collect(wiring: Wiring, robot: Robot, infer: ObservationClient, spool: Spoo
         try:
             run_one(wiring, robot, infer, spool, f"{context.identity.worker}-{number:05d}")
             courier.notify()
+            in_a_row = 0
         except Stopped:
             return
         except BusError as error:
             context.report("episode abandoned", f"{context.identity.station}: {error}")
+            context.stop_event.wait(min(MAX_WAIT_S, PAUSE_S * 2**in_a_row))  # a full disk stays full for a while
+            in_a_row += 1
 
 
 def run_one(wiring: Wiring, robot: Robot, infer: ObservationClient, spool: Spool, episode: str) -> None:

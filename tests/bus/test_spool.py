@@ -129,3 +129,5 @@ def test_full_disk_while_writing_is_a_space_error(tmp_path):
     os.close(real)
     with pytest.raises(SpaceError, match="No space"):
         writer.append(b"x" * 100)
+    writer.abandon()  # its buffer cannot be written either, and need not be
+    assert not list(tmp_path.glob("*.partial"))
