@@ -272,13 +272,16 @@ def check_priorities_reach_the_table(make: MakeTable) -> None:
 def check_threads_insert_update_and_sample_at_once(make: MakeTable) -> None:
     """A writer brings and evicts episodes, another changes weights, two sample: every batch is whole and of positive
     weight, and the books are right at the end."""
-    table, failed, done = make(H), [], threading.Event()
-    episodes = {f"e{i}": make_episode(f"e{i}", 25, seed=i) for i in range(24)}
+    table, failed, done, sampled = make(H), [], threading.Event(), threading.Event()
+    rounds = 200 if table.seeded else 30  # Reverb takes its time over each
+    episodes = {f"e{i}": make_episode(f"e{i}", 25, seed=i) for i in range(rounds)}
 
     def insert() -> None:
         for i, episode in enumerate(episodes.values()):
             table.insert_episode(episode, chunk_starts(episode, H), np.full(25, 0.5 + i))
             table.evict(150)
+            sampled.clear()
+            assert failed or sampled.wait(60), "no batch within a minute"
 
     def update() -> None:
         rng = np.random.default_rng(0)
@@ -300,22 +303,27 @@ def check_threads_insert_update_and_sample_at_once(make: MakeTable) -> None:
                 chunk = episodes[key].action[start : start + H]
                 np.testing.assert_array_equal(batch.actions[row][: len(chunk)], chunk)
             assert (batch.probabilities > 0).all()
+            sampled.set()
 
     def guard(call: Callable[[], None]) -> None:
         try:
             call()
         except BaseException as error:  # reported by the main thread
             failed.append(error)
+            sampled.set()
 
     others = [threading.Thread(target=guard, args=(call,)) for call in (update, sample, sample)]
+    interval_s = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)  # threads change places in the middle of everything
     for thread in others:
         thread.start()
     guard(insert)
     done.set()
     for thread in others:
         thread.join(60)
+    sys.setswitchinterval(interval_s)
     assert not failed, failed
-    assert table.episodes == tuple(f"e{i}" for i in range(18, 24)) and table.frames == table.chunks == 150
+    assert table.episodes == tuple(f"e{i}" for i in range(rounds - 6, rounds)) and table.frames == table.chunks == 150
     assert all(np.isfinite(table.weights(key)).all() for key in table.episodes)
     table.close()
 
