@@ -20,6 +20,7 @@ NEEDS: dict[str, tuple[str, ...]] = {
     "alignment": ("jax",),
     "sdtw_gpu": ("jax",),
     "replay_tables": (),
+    "priorities": (),
     "bus_latency": ("zmq",),
     "simulator": ("mujoco",),
     "policy": ("jax", "flax", "mujoco"),

@@ -137,21 +137,21 @@ def time_samples(table: ChunkTable, batches: int) -> float:
     return time.perf_counter() - start_s
 
 
-def make_episode(number: int, rng: np.random.Generator) -> Episode:
-    """A success of FRAMES frames with random numbers in it."""
+def make_episode(number: int, rng: np.random.Generator, frames: int = FRAMES, objects: bool = True) -> Episode:
+    """A success with random numbers in it."""
     return Episode(
         EpisodeHeader(f"e{number}", "station", "worker", "robot", "", "task", "prompt", 30.0, 0.0),
         Label(Outcome.SUCCESS, "bench", 0.0),
-        rng.normal(size=(FRAMES, 16)).astype(np.float32),
-        rng.normal(size=(FRAMES, 16)).astype(np.float32),
+        rng.normal(size=(frames, 16)).astype(np.float32),
+        rng.normal(size=(frames, 16)).astype(np.float32),
         np.zeros(0, np.int32),
         {},
-        rng.normal(size=(FRAMES, 8, 9)).astype(np.float32),
-        np.zeros(FRAMES, np.int64),
-        np.zeros(FRAMES, np.uint8),
-        np.zeros(FRAMES, np.bool_),
-        np.full(FRAMES, -1, np.int16),
-        np.arange(FRAMES) / 30.0,
+        rng.normal(size=(frames, 8, 9)).astype(np.float32) if objects else None,
+        np.zeros(frames, np.int64),
+        np.zeros(frames, np.uint8),
+        np.zeros(frames, np.bool_),
+        np.full(frames, -1, np.int16),
+        np.arange(frames) / 30.0,
     )
 
 
