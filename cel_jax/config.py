@@ -79,7 +79,10 @@ class BusConfig:
     max_queue: int = 1024
     transfer_limit_bytes_s: int = 50_000_000
     piece_bytes: int = 262_144
-    tcp_host: str = ""  # empty: ipc on one machine; else CURVE over TCP
+    tcp_host: str = ""  # empty: ipc on one machine; else robots reach homes and stores by CURVE over TCP
+    tcp_port: int = 5710  # the first of 2 + stores ports
+    keys: str = ""  # folder of the CURVE keys; empty: ~/.config/cel_jax/keys/<name of the run>, never the run's folder
+    key_name: str = ""  # the key of this machine's workers; empty: their role's
 
 
 @dataclasses.dataclass

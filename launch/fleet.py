@@ -29,10 +29,15 @@ LINE_EVERY_S = 5.0
 def main(argv: list[str]) -> int:
     del argv
     config = options.run_config()
+    from cel_jax.workers.wiring import prepare_keys
+
     config.name = RUN.value or config.name
     run_dir = Path(RUNS.value) / config.name
     prepare_folder(run_dir, config)
+    prepare_keys(config)
     if config.fleet.robots_are == "ghost":
+        from cel_jax.workers.fleet import prepare_ghosts
+
         prepare_ghosts(run_dir, config)
     if config.fleet.learner:
         start_policy.prepare(run_dir, config)
@@ -59,22 +64,6 @@ def prepare_folder(run_dir: Path, config: RunConfig) -> None:
             )
         print(f"resuming {run_dir}" + (f" with {'; '.join(changed)}" if changed else ""), flush=True)
     wiring.save_config(run_dir, config)
-
-
-def prepare_ghosts(run_dir: Path, config: RunConfig) -> None:
-    """The episodes that ghosts replay, recorded once where none are given, and what they show."""
-    from cel_jax.robots.ghost_tapes import record_tapes, tape_features
-    from cel_jax.workers import wiring
-
-    folder, task = wiring.ghost_episodes(run_dir, config), config.task
-    if not config.ghost.episodes:
-        print(f"ghosts: {config.ghost.tapes} episodes to replay, recorded once", flush=True)
-        record_tapes(
-            folder, config.ghost.tapes, task=task.name, prompt=task.prompt, mode=task.mode, image_px=task.image_px,
-            max_episode_s=task.max_episode_s, no_progress_s=task.no_progress_s,
-            image_stride_frames=task.image_stride_frames,
-        )  # fmt: skip
-    wiring.save_features(run_dir, tape_features(folder))
 
 
 def differences(old: dict, new: dict, path: str = "") -> list[str]:

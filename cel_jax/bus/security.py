@@ -7,16 +7,19 @@ import os
 import pathlib
 import re
 import threading
+import time
 from collections.abc import Mapping
 
 import zmq
 import zmq.utils.z85
 
-from cel_jax.bus.errors import WireError
+from cel_jax.bus.errors import AccessRefused, WireError
+from cel_jax.bus.identity import Identity
 
 ZAP_ENDPOINT = "inproc://zeromq.zap.01"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
 _KEY_CHARS = 40  # Z85 of 32 bytes
+LOOK_AGAIN_S = 1.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,10 +32,25 @@ class CurveKeys:
 
 @dataclasses.dataclass(frozen=True)
 class ServerCurve:
-    """What a server needs: its keys and who may connect."""
+    """What a server needs: its keys and who may connect.
+
+    roles: operation -> the roles that may ask for it. Then a key is named `<role>` (any station) or `<role>.<node>`
+    (stations `<node>-...` alone), and a request must come from a sender that its key allows. None: any known key.
+    """
 
     keys: CurveKeys
     allowed: AllowList
+    roles: Mapping[str, frozenset[str]] | None = None
+
+    def check(self, key_name: str, sender: Identity, op: str) -> None:
+        """Raises AccessRefused naming the key, and what the sender claimed."""
+        if self.roles is None:
+            return
+        role, _, node = key_name.partition(".")
+        if sender.role != role or (node and not sender.station.startswith(f"{node}-")):
+            raise AccessRefused(f"key {key_name!r} may not speak for station {sender.station!r}, role {sender.role!r}")
+        if role not in self.roles.get(op, frozenset()):
+            raise AccessRefused(f"role {role!r} may not ask for {op!r}")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,10 +107,31 @@ def load_public(folder: str | os.PathLike[str], name: str) -> bytes:
     return _check_key(path.read_bytes(), path)
 
 
+class FolderAllowList(AllowList):
+    """Every `*.public` key of a folder, named by its file. An unknown key lets the folder be read again, at most once
+    in LOOK_AGAIN_S, so that a newly invited peer passes without a restart."""
+
+    def __init__(self, folder: pathlib.Path) -> None:
+        super().__init__(_read_public(folder))
+        self._folder, self._next_s = folder, 0.0
+
+    def name(self, public: bytes) -> str | None:
+        known = super().name(public)
+        if known is not None or time.monotonic() < self._next_s:
+            return known
+        self._next_s = time.monotonic() + LOOK_AGAIN_S
+        for name, key in _read_public(self._folder).items():
+            self.add(name, key)
+        return super().name(public)
+
+
 def load_allow_list(folder: str | os.PathLike[str]) -> AllowList:
-    """Every `*.public` key of a folder, named by its file."""
-    paths = sorted(pathlib.Path(folder).glob("*.public"))
-    return AllowList({path.stem: _check_key(path.read_bytes(), path) for path in paths})
+    """The allow-list of a folder; removing a key from the folder needs `remove`, or a restart."""
+    return FolderAllowList(pathlib.Path(folder))
+
+
+def _read_public(folder: pathlib.Path) -> dict[str, bytes]:
+    return {path.stem: _check_key(path.read_bytes(), path) for path in sorted(folder.glob("*.public"))}
 
 
 def apply_server_curve(socket: zmq.Socket[bytes], curve: ServerCurve) -> None:

@@ -182,10 +182,14 @@ class Server:
                 frames = self._socket.recv_multipart(zmq.NOBLOCK, copy=False)
             except zmq.Again:
                 return
-            self._take(frames[0].bytes, [frame.buffer for frame in frames[1:]])
+            self._take(frames[0].bytes, [frame.buffer for frame in frames[1:]], self._key_name(frames))
         self._waker.wake()  # more may wait
 
-    def _take(self, peer: bytes, frames: Sequence[Buffer]) -> None:
+    def _key_name(self, frames: Sequence[zmq.Frame]) -> str:
+        """The name of the key on whose connection a message came; libzmq notes it with every frame."""
+        return str(frames[-1].get("User-Id")) if self._curve is not None else ""
+
+    def _take(self, peer: bytes, frames: Sequence[Buffer], key_name: str = "") -> None:
         try:
             request = decode_request(frames, self._limits)
         except WireError as error:
@@ -193,14 +197,16 @@ class Server:
             _log.warning("station %s: malformed message: %s", self.identity.station, error)
             return
         self.counters.add("requests")
-        answer = self._handle(request)
+        answer = self._handle(request, key_name)
         if isinstance(answer, Deferred):
             self._defer(peer, request, answer)
         else:
             self._outbox.append((_Route(peer, request.call, request.epoch), answer))
 
-    def _handle(self, request: Request) -> Reply | Deferred:
+    def _handle(self, request: Request, key_name: str) -> Reply | Deferred:
         try:
+            if self._curve is not None:
+                self._curve.check(key_name, request.sender, request.op)
             self._check(request)
             return self._handlers[request.op](request)
         except BusError as error:

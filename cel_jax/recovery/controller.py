@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import signal
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from cel_jax.recovery.stations import Desired, Role, Station
 from cel_jax.recovery.stop_order import next_role, wanted_now
 
 TICK_S = 0.1
+SILENT_S = 15.0
 
 
 class Controller:
@@ -40,6 +42,8 @@ class Controller:
         self._links: dict[str, AgentLink] = {}
         self._pulse = Pulse(control / "controller.pulse")
         self._states: dict[str, str] = {}
+        self._heard_s: dict[str, float] = {}
+        self._strange: set[str] = set()
         hook = self._settings.on_retire
         self._hook = RetireHook(load_hook(hook), print_error) if hook else None
         self._ended = False
@@ -84,7 +88,9 @@ class Controller:
             self._take(node, answer)
 
     def _take(self, node: str, answer: dict[str, Any]) -> None:
-        self._check_journal(node, answer["last_seq"])
+        self._heard_s[node] = time.monotonic()
+        if not self._is_of_this_run(node, answer["last_seq"]):
+            return
         rundb_fleet.apply_events(self._db, node, answer["events"])
         changed = [each for each in answer["stations"] if self._states.get(each["station"]) != _signature(each)]
         if changed:
@@ -94,12 +100,18 @@ class Controller:
             if event["kind"] == "retired" and self._hook is not None:
                 self._hook.tell(Identity(event["station"], event["worker"], event["role"]))
 
-    def _check_journal(self, node: str, last_seq: int) -> None:
+    def _is_of_this_run(self, node: str, last_seq: int) -> bool:
+        """A node of this machine must have its journal; a joined one that lost its own is left out, and said so."""
         applied = rundb_fleet.applied_seq(self._db, node)
-        if last_seq < applied:
-            raise RuntimeError(
-                f"node {node}: its journal ends at event {last_seq}, run.db holds {applied}; they are of different runs"
-            )
+        if last_seq >= applied:
+            return True
+        text = f"node {node}: its journal ends at event {last_seq}, run.db holds {applied}; they are of different runs"
+        if node == "local":
+            raise RuntimeError(text)
+        if node not in self._strange:
+            print(f"{text}; join again under another node name", file=sys.stderr, flush=True)
+            self._strange.add(node)
+        return False
 
     # -- the end of a run ----------------------------------------------------------------------------------------
 
@@ -115,9 +127,15 @@ class Controller:
         }  # fmt: skip
 
     def _busy(self, entries: list[tuple[Station, Desired]]) -> set[Role]:
-        """Roles of which a worker still runs, by the agents' last word."""
+        """Roles of which a worker still runs, by the agents' last word. A node that is away holds up no end: what runs
+        there stops by itself, or is ended by the launcher."""
         quiet = ("offline", "finished", "failed", "")
-        return {station.role for station, _ in entries if self._state(station.name) not in quiet}
+        alive = {node for node, heard_s in self._heard_s.items() if time.monotonic() - heard_s < SILENT_S}
+        return {
+            station.role
+            for station, _ in entries
+            if self._state(station.name) not in quiet and (station.placement.node in alive or not self._heard_s)
+        }
 
     def _state(self, name: str) -> str:
         return self._states.get(name, "unknown\n").partition("\n")[0]

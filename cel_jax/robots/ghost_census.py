@@ -55,12 +55,13 @@ class Census:
         return not (self.lost or self.duplicated or self.altered or self.unknown or self.stale or self.unreadable)
 
 
-def take_census(run_dir: Path) -> Census:
-    """Counts a run that has ended."""
-    ledgers = read_ledgers(run_dir)
+def take_census(run_dir: Path, *joined: Path) -> Census:
+    """Counts a run that has ended, with the folders of the nodes that joined it."""
+    ledgers = {station: facts for folder in (run_dir, *joined) for station, facts in read_ledgers(folder).items()}
     promised, finished, stale = _promises(ledgers)
     unreadable: list[str] = []
-    held = list(_spooled(run_dir, unreadable)) + list(_stored(run_dir, unreadable))
+    spooled = [one for folder in (run_dir, *joined) for one in _spooled(folder, unreadable)]
+    held = spooled + list(_stored(run_dir, unreadable))
     by_id: dict[str, list[Held]] = collections.defaultdict(list)
     for one in held:
         by_id[one.id].append(one)

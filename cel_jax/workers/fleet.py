@@ -12,7 +12,16 @@ from cel_jax.recovery import rundb
 from cel_jax.recovery.stations import Placement, Role, Station, interpreter
 from cel_jax.recovery.status import Status, progress_line
 from cel_jax.workers.published_version import published_version
-from cel_jax.workers.wiring import HOME, TRAINING, inference_name, robot_station, store_name
+from cel_jax.workers.wiring import (
+    GATE,
+    HOME,
+    TRAINING,
+    ghost_episodes,
+    inference_name,
+    robot_station,
+    save_features,
+    store_name,
+)
 
 RECENT_EPISODES = 50
 # Small matrices on a shared machine: more threads per process only get in each other's way.
@@ -44,6 +53,8 @@ def make_stations(config: RunConfig) -> list[Station]:
     stations = [_station(HOME, Role.HOME, "home")]
     store_env = store_environment(config)
     stations += [_station(store_name(i), Role.STORE, "store", store_env) for i in range(fleet.stores)]
+    if config.bus.tcp_host:
+        stations.append(_station(GATE, Role.HOME, "gate"))
     if fleet.learner:
         stations.append(_station(TRAINING, Role.TRAINING, "training"))
     serves = "inference" if fleet.learner else "inference_stub"
@@ -69,6 +80,21 @@ def _station(
     argv = ("python", "-m", f"cel_jax.workers.{module}")
     place = Placement(node=node, environment=environment, argv=argv, env=_CPU_ENV + _XLA_ENV, robot=robot)
     return Station(name, role, place)
+
+
+def prepare_ghosts(run_dir: Path, config: RunConfig) -> None:
+    """The episodes that ghosts replay, recorded once where none are given, and what they show."""
+    from cel_jax.robots.ghost_tapes import record_tapes, tape_features
+
+    folder, task = ghost_episodes(run_dir, config), config.task
+    if not config.ghost.episodes:
+        print(f"ghosts: {config.ghost.tapes} episodes to replay, recorded once", flush=True)
+        record_tapes(
+            folder, config.ghost.tapes, task=task.name, prompt=task.prompt, mode=task.mode, image_px=task.image_px,
+            max_episode_s=task.max_episode_s, no_progress_s=task.no_progress_s,
+            image_stride_frames=task.image_stride_frames,
+        )  # fmt: skip
+    save_features(run_dir, tape_features(folder))
 
 
 class Progress:
@@ -115,7 +141,7 @@ class Progress:
         success, recent = self._recent()
         share = f"{100 * success / recent:.0f} % of the last {recent}" if recent else "none finished"
         return (
-            f"[{self._elapsed_s / 60:5.1f} min] robots {status.ready('environment')}/{self._config.fleet.robots}"
+            f"[{self._elapsed_s / 60:5.1f} min] robots {status.ready('environment')}/{_wanted(status)}"
             f" | episodes {self.episodes()}, success {share} | {self._control_rate():.0f} control steps/s"
             f" | train step {self.train_step()}{self._loss()} | policy v{published_version(self._db)}"
             f" | learner: {_note(status)}{_troubles(status)}"
@@ -139,6 +165,11 @@ class Progress:
     def _one(self, query: str, args: tuple = ()) -> float:
         row: sqlite3.Row = self._db.execute(query, args).fetchone()
         return float(row[0])
+
+
+def _wanted(status: Status) -> int:
+    """Robots that take part now, those that joined included."""
+    return sum(one.role == Role.ENVIRONMENT.value and one.desired != "offline" for one in status.stations)
 
 
 def _note(status: Status) -> str:

@@ -10,6 +10,13 @@ from cel_jax.recovery.beat import WorkerContext
 from cel_jax.workers.wiring import HOME, Wiring
 
 WAIT_S = 0.2
+ROLES = {
+    "request": frozenset({"environment"}),
+    "fetch": frozenset({"inference"}),
+    "answer": frozenset({"inference"}),
+    "retire": frozenset({"home"}),
+    "stats": frozenset({"home"}),
+}  # who may ask for what over TCP
 
 
 def main() -> None:
@@ -18,7 +25,8 @@ def main() -> None:
     registry, retired = Registry(), queue.SimpleQueue[Identity]()
     home = Home(HomeLimits(lease_s=bus.lease_s), registry)
     context.peers.feed(registry)
-    with serve_home(wiring.endpoint(HOME), context.identity, home, on_failure=wiring.report):
+    curve = wiring.server_curve(HOME, ROLES)
+    with serve_home(wiring.endpoint(HOME), context.identity, home, curve, on_failure=wiring.report):
         context.peers.on_retire(retired.put)
         context.ready()
         while not context.stop_event.wait(WAIT_S):

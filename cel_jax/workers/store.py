@@ -41,8 +41,10 @@ def main() -> None:
     receiver = EpisodeReceiver(folder, worker.on_episode, frames=lambda: store.table.frames)
     receiver.recover()
     station = context.identity.station
+    intake, handlers = f"{station}-intake", receiver.handlers()
+    curve = wiring.server_curve(intake, dict.fromkeys(handlers, frozenset({"environment"})))
     with (
-        Server(wiring.endpoint(f"{station}-intake"), context.identity, receiver.handlers(), on_failure=wiring.report),
+        Server(wiring.endpoint(intake), context.identity, handlers, curve, on_failure=wiring.report),
         Server(wiring.endpoint(station), context.identity, worker.handlers(), on_failure=wiring.report),
     ):
         jobs.run_for(WAIT_S)
@@ -82,14 +84,25 @@ class StoreWorker:
         """Spool records to the store's own form; what cannot be read is kept aside and reported."""
         encoded = path.with_suffix(".encoded")
         try:
-            encoded.write_bytes(encode_episode(read_spooled(path)))
+            whole = read_spooled(path)
+            encoded.write_bytes(encode_episode(whole))
             accepted = self._store.accept(encoded)
         except (EpisodeError, RecordError, ValueError, KeyError) as error:
             self._refuse(name, path, error)
             return
         path.unlink()
         if not accepted.duplicate:
+            self._introduce(whole)
             rundb.assign_store(self._db, accepted.episode, self._wiring.context.identity.station)
+
+    def _introduce(self, episode: Episode) -> None:
+        """An episode of a robot that joined from another machine is not in this run.db yet."""
+        head, label, db = episode.header, episode.label, self._db
+        if rundb.episodes(db, "id = ?", (head.id,)):
+            return
+        rundb.start_episode(db, head.id, head.station, head.worker, head.robot_id, head.start_time_s)
+        rundb.end_episode(db, head.id, episode.num_frames, int(episode.policy_version[-1]), label.time_s)
+        rundb.label_episode(db, head.id, label.outcome.value, label.author, label.reason, label.time_s)
 
     def _refuse(self, name: str, path: pathlib.Path, error: Exception) -> None:
         aside = path.parent.parent / "rejected"

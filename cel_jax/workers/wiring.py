@@ -4,17 +4,28 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
+from collections.abc import Mapping
 from pathlib import Path
 
 from cel_jax.bus.client import Client
 from cel_jax.bus.failures import Failure
+from cel_jax.bus.security import (
+    ClientCurve,
+    ServerCurve,
+    generate_keys,
+    load_allow_list,
+    load_keys,
+    load_public,
+)
 from cel_jax.config import RunConfig, from_dict, to_dict
 from cel_jax.data.episode import Features, features_from_dict
 from cel_jax.recovery import wire
 from cel_jax.recovery.beat import WorkerContext
 from cel_jax.recovery.settings import write_atomically
 
-HOME, TRAINING = "home", "training"
+HOME, TRAINING, GATE = "home", "training", "gate"
+SERVER_KEY, ROLE_KEYS = "server", ("environment", "inference", "home")
 CONFIG_FILE, FEATURES_FILE = "config.json", "features.json"
 
 
@@ -56,6 +67,39 @@ def ghost_episodes(run_dir: Path, config: RunConfig) -> Path:
     return Path(config.ghost.episodes) if config.ghost.episodes else run_dir / "init" / "tapes"
 
 
+def tcp_endpoint(config: RunConfig, name: str) -> str:
+    """The address of the home, the gate or a store's intake; '' for everything that stays on one machine."""
+    bus, stores = config.bus, config.fleet.stores
+    served = (HOME, GATE, *(f"{store_name(index)}-intake" for index in range(stores)))
+    if not bus.tcp_host or name not in served:
+        return ""
+    return f"tcp://{bus.tcp_host}:{bus.tcp_port + served.index(name)}"
+
+
+def key_folder(config: RunConfig) -> Path:
+    """Where this machine keeps the run's keys; outside of the run's folder, which people share."""
+    base = Path(os.environ.get("XDG_CONFIG_HOME", Path.home() / ".config"))
+    return Path(config.bus.keys) if config.bus.keys else base / "cel_jax" / "keys" / config.name
+
+
+def client_curve(folder: Path, name: str) -> ClientCurve:
+    """A client's keys. Raises FileNotFoundError naming the key and how to get one."""
+    try:
+        return ClientCurve(load_keys(folder, name), load_public(folder, SERVER_KEY))
+    except FileNotFoundError as error:
+        raise FileNotFoundError(
+            f"no key {name!r} in {folder}: `python -m launch.join --invite=NODE` on the fleet's machine makes it"
+        ) from error
+
+
+def prepare_keys(config: RunConfig) -> None:
+    """Makes the keys that a run over TCP lacks; existing ones stay."""
+    folder = key_folder(config)
+    for name in (SERVER_KEY, *ROLE_KEYS):
+        if config.bus.tcp_host and not (folder / f"{name}.secret").exists():
+            generate_keys(folder, name)
+
+
 @dataclasses.dataclass(frozen=True)
 class Wiring:
     """A worker's run folder, configuration and context."""
@@ -69,12 +113,26 @@ class Wiring:
         return cls(context, context.run_dir, load_config(context.run_dir))
 
     def endpoint(self, name: str) -> str:
-        return wire.endpoint(self.run_dir, f"bus-{name}")
+        """TCP for what robots need, where the run has an address; else a socket in the run's folder."""
+        return tcp_endpoint(self.config, name) or wire.endpoint(self.run_dir, f"bus-{name}")
 
     def client(self, station: str, endpoint: str = "") -> Client:
         """A client of a station; its failures are reported up."""
         address = self.endpoint(endpoint or station)
-        return Client(address, self.context.identity, station, on_failure=self.report)
+        return Client(address, self.context.identity, station, self._client_curve(address), on_failure=self.report)
+
+    def _client_curve(self, address: str) -> ClientCurve | None:
+        if not address.startswith("tcp://"):
+            return None
+        name = self.config.bus.key_name or self.context.identity.role
+        return client_curve(key_folder(self.config), name)
+
+    def server_curve(self, name: str, roles: Mapping[str, frozenset[str]]) -> ServerCurve | None:
+        """Keys and allow-list of a server of this run; None where `name` is not served over TCP."""
+        if not tcp_endpoint(self.config, name):
+            return None
+        folder = key_folder(self.config)
+        return ServerCurve(load_keys(folder, SERVER_KEY), load_allow_list(folder), roles)
 
     def report(self, failure: Failure) -> None:
         self.context.report(failure.kind, f"{failure.station} at {failure.endpoint}: {failure.detail}")

@@ -90,3 +90,65 @@ def test_allow_list_of_a_folder(tmp_path):
     assert allowed.name(keys.public) == "robot-0" and allowed.name(b"x" * 40) is None
     allowed.remove(keys.public)
     assert allowed.name(keys.public) is None
+
+
+@pytest.fixture
+def by_role(tmp_path):
+    """A home that knows roles: robots may ask, inference may answer."""
+    keys = generate_keys(tmp_path, "server")
+    for name in ("environment", "inference", "environment.lab2"):
+        generate_keys(tmp_path, name)
+    handlers = {op: lambda request: Reply(request.header) for op in ("request", "answer", "retire")}
+    roles = {"request": frozenset({"environment"}), "answer": frozenset({"inference"})}
+    curve = ServerCurve(keys, load_allow_list(tmp_path), roles)
+    with Server("tcp://127.0.0.1:*", HOME, handlers, curve) as server:
+        yield server, tmp_path
+
+
+def ask(server, folder, key, identity, op):
+    curve = ClientCurve(load_keys(folder, key), load_public(folder, "server"))
+    with Client(server.endpoint, identity, "home", curve) as client:
+        return client.call(op, {"n": 1}, deadline_s=5).header
+
+
+def test_a_role_gets_what_is_its_own(by_role):
+    server, folder = by_role
+    assert ask(server, folder, "environment", ROBOT, "request") == {"n": 1}
+    assert ask(server, folder, "inference", Identity("gpu-0", "w-i", "inference"), "answer") == {"n": 1}
+    assert ask(server, folder, "environment.lab2", Identity("lab2-arm-0", "w-l", "environment"), "request") == {"n": 1}
+
+
+@pytest.mark.parametrize(
+    "key,identity,op",
+    [
+        ("environment", ROBOT, "answer"),  # another role's operation
+        ("environment", ROBOT, "retire"),  # nobody's operation
+        ("environment", Identity("gpu-0", "w", "inference"), "answer"),  # claims another role
+        ("environment.lab2", ROBOT, "request"),  # claims a station of another node
+        ("environment.lab2", Identity("lab22-arm", "w", "environment"), "request"),
+        ("server", HOME, "request"),  # the server's own key is no worker's
+    ],
+)
+def test_wrong_roles_and_claimed_stations_are_refused_and_counted(by_role, key, identity, op):
+    server, folder = by_role
+    with pytest.raises(errors.RemoteError, match=r"may not") as refused:
+        ask(server, folder, key, identity, op)
+    assert refused.value.remote_kind == "access_refused"
+    assert server.counters["refused_access_refused"] == 1
+    assert ask(server, folder, "environment", ROBOT, "request") == {"n": 1}, "nobody else is harmed"
+
+
+def test_a_newly_invited_key_passes_without_a_restart(by_role):
+    server, folder = by_role
+    generate_keys(folder, "environment.lab3")
+    station = Identity("lab3-arm-0", "w-3", "environment")
+    curve = ClientCurve(load_keys(folder, "environment.lab3"), load_public(folder, "server"))
+    ends_s = time.monotonic() + 10
+    with Client(server.endpoint, station, "home", curve) as client:
+        while time.monotonic() < ends_s:
+            try:
+                assert client.call("request", {"n": 1}, deadline_s=5).header == {"n": 1}
+                return
+            except errors.AccessRefused:
+                threading.Event().wait(0.05)
+    pytest.fail("the new key was never let in")
