@@ -20,9 +20,9 @@ from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 
-from bench import report
+from bench import fault_matrix_network, report
 from bench.fault_matrix_fleet import GhostFleet, pause
-from bench.fault_matrix_rows import LEARNER_ROWS, NOT_RUN, ROWS, Injection, Row
+from bench.fault_matrix_rows import LEARNER_ROWS, ROWS, Injection, Row
 from cel_jax.robots.ghost_census import Census, take_census
 from cel_jax.robots.ghost_ledger import read_ledgers
 
@@ -86,7 +86,32 @@ def measure(
                "--config.replay.min_frames=300", "--config.train.batch_size=16", "--config.train.compute_dtype=float32",
                "--config.train.checkpoint_interval_steps=4", "--config.train.sync_interval_steps=4")  # fmt: skip
     results += _fleet(folder, "learner", LEARNER_ROWS, 4, injections, wanted, seed, quick, learner)
-    return results + [Result(name, what, problem="not run") for name, what in NOT_RUN.items()]
+    return results + _network(folder, robots, injections, wanted, seed, quick)
+
+
+def _network(folder: Path, robots: int, injections: int, wanted: set[str], seed: int, quick: bool) -> list[Result]:
+    """The rows that need a network: two nodes that joined by TCP."""
+    missing = [Result(name, what, problem="not run") for name, what in fault_matrix_network.NAMES.items()]
+    if wanted and not wanted & set(fault_matrix_network.NAMES):
+        return missing
+    if not fault_matrix_network.possible():
+        return missing
+    fleet, network = fault_matrix_network.start(folder, min(robots, 8), _short(quick))
+    try:
+        chosen = [row for row in fault_matrix_network.rows(network) if not wanted or row.name in wanted]
+        rng = random.Random(seed)
+        results = [_row(fleet, row, injections, rng, quick) for row in chosen]
+        network.leave()
+        fleet.stop()
+    finally:
+        network.close()
+        fleet.close()
+    attribute(results, (fleet.run_dir, *fleet.joined.values()), take_census(fleet.run_dir, *fleet.joined.values()))
+    return results
+
+
+def _short(quick: bool) -> tuple[str, ...]:
+    return ("--config.ghost.frames=150", "--config.ghost.tapes=4") if quick else ()
 
 
 def _fleet(
@@ -96,8 +121,7 @@ def _fleet(
     chosen = [row for row in rows if not wanted or row.name in wanted]
     if not chosen:
         return []
-    short = ("--config.ghost.frames=150", "--config.ghost.tapes=4") if quick else ()
-    fleet = GhostFleet(folder, name, robots, "--config.fleet.nodes=2", *short, *more)
+    fleet = GhostFleet(folder, name, robots, "--config.fleet.nodes=2", *_short(quick), *more)
     try:
         for row in chosen:
             row.prepare(fleet)
@@ -107,7 +131,7 @@ def _fleet(
         fleet.stop()
     finally:
         fleet.close()
-    attribute(results, fleet.run_dir, take_census(fleet.run_dir))
+    attribute(results, (fleet.run_dir,), take_census(fleet.run_dir))
     return results
 
 
@@ -146,9 +170,9 @@ def abandoned(facts: Sequence[dict]) -> bool:
     return any(first == "reset" and then == "reset" for first, then in pairwise(kinds))
 
 
-def attribute(results: Sequence[Result], run_dir: Path, census: Census) -> None:
+def attribute(results: Sequence[Result], run_dirs: Sequence[Path], census: Census) -> None:
     """Puts what the census found to the rows, by the time of the label or the action."""
-    ledgers = read_ledgers(run_dir)
+    ledgers = {station: facts for folder in run_dirs for station, facts in read_ledgers(folder).items()}
     labelled = {f["episode"]: f["time_s"] for facts in ledgers.values() for f in facts if f["fact"] == "labelled"}
     stale_s = [f["time_s"] for facts in ledgers.values() for f in facts if f["fact"] == "stale"]
     last_s = results[-1].window_s[1] if results else 0.0
@@ -161,7 +185,7 @@ def attribute(results: Sequence[Result], run_dir: Path, census: Census) -> None:
         result.stale = sum(map(inside, stale_s))
     found = f"{census.labelled} labelled, {census.held} held, {len(census.lost)} lost, {len(census.duplicated)} doubled"
     odd = f"{len(census.altered)} altered, {len(census.unknown)} unknown, {len(census.unreadable)} unreadable"
-    print(f"census of {run_dir.name}: {found}, {census.stale} stale actions, {odd}", flush=True)
+    print(f"census of {run_dirs[0].name}: {found}, {census.stale} stale actions, {odd}", flush=True)
 
 
 def table(results: Sequence[Result]) -> str:

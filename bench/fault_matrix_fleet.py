@@ -38,6 +38,7 @@ class GhostFleet:
         self._offsets: dict[str, int] = {}
         self._facts: dict[str, list[dict[str, Any]]] = {}
         self._mounts: list[Path] = []
+        self.joined: dict[str, Path] = {}  # node -> its run folder
 
     # -- what it says of itself: only to find processes and causes, never to count ---------------------------------
 
@@ -82,7 +83,8 @@ class GhostFleet:
 
     def facts(self, station: str) -> list[dict[str, Any]]:
         """All facts of one ghost so far; only what is new is read."""
-        path, known = self.run_dir / "ledger" / f"{station}.jsonl", self._facts.setdefault(station, [])
+        folder = self.joined.get(station.partition("-robot-")[0], self.run_dir)
+        path, known = folder / "ledger" / f"{station}.jsonl", self._facts.setdefault(station, [])
         if path.exists():
             with path.open("rb") as file:
                 file.seek(self._offsets.get(station, 0))

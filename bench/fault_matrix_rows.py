@@ -229,7 +229,3 @@ LEARNER_ROWS = (
     Row("learner_step", "learner killed in a step", _learner(lambda fleet, station: None)),
     Row("learner_checkpoint", "learner killed in a checkpoint", _learner(_in_checkpoint)),
 )
-NOT_RUN = {
-    "blackhole": "TCP to a robot's node blackholed",
-    "loss_delay": "packet loss and delay through a proxy",
-}

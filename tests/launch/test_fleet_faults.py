@@ -9,7 +9,8 @@ import pytest
 
 from bench import fault_matrix
 from bench.fault_matrix import Result, abandoned, attribute, table
-from bench.fault_matrix_rows import LEARNER_ROWS, NOT_RUN, ROWS
+from bench.fault_matrix_network import NAMES, possible
+from bench.fault_matrix_rows import LEARNER_ROWS, ROWS
 from cel_jax.robots.ghost_census import Census
 from cel_jax.robots.ghost_ledger import Ledger
 
@@ -39,12 +40,24 @@ def test_robots_go_on_without_a_controller(tmp_path: Path) -> None:
     assert result.longest_pause_s < 5.0
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.skipif(not possible(), reason="network namespaces need root and iproute2")
+def test_a_node_behind_a_dead_and_a_lossy_link_loses_nothing(tmp_path: Path) -> None:
+    results = fault_matrix.measure(tmp_path, 2, 1, set(NAMES), 3)
+    done = [result for result in results if result.name in NAMES]
+    assert len(done) == len(NAMES)
+    for result in done:
+        counts = (result.lost, result.duplicated, result.stale, result.others_stopped, result.problem)
+        assert counts == (0, 0, 0, 0, "") and len(result.rejoin_s) == 1, result
+
+
 def test_what_was_not_run_has_no_figures() -> None:
     lines = table([Result("blackhole", "x", problem="not run"), Result("late", "x", problem="TimeoutError")]).split(
         "\n"
     )
     assert lines[1].split() == ["blackhole", "not", "run"] and lines[2].split() == ["late", "TimeoutError"]
-    assert not {row.name for row in (*ROWS, *LEARNER_ROWS)} & set(NOT_RUN)
+    assert not {row.name for row in (*ROWS, *LEARNER_ROWS)} & set(NAMES)
 
 
 def test_losses_go_to_the_row_in_whose_time_the_label_came(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -53,7 +66,7 @@ def test_losses_go_to_the_row_in_whose_time_the_label_came(tmp_path: Path, monke
         monkeypatch.setattr("cel_jax.robots.ghost_ledger.time.monotonic", lambda now_s=at_s: now_s)
         ledger.write(fact, episode=episode, digest="d")
     results = [Result("a", "", (0.0, 10.0), [1.0]), Result("b", "", (10.0, 20.0), [1.0])]
-    attribute(results, tmp_path, Census(2, 0, ("e1", "e2"), (), (), (), 1, ()))
+    attribute(results, (tmp_path,), Census(2, 0, ("e1", "e2"), (), (), (), 1, ()))
     assert [(one.lost, one.stale) for one in results] == [(1, 0), (1, 1)]
 
 
