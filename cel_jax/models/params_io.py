@@ -45,27 +45,54 @@ def cast(params: Params, dtype: Any) -> Params:
     return jax.tree.map(lambda leaf: leaf.astype(dtype), params)
 
 
-def restore_openpi(path: str | pathlib.Path, config: Pi0Config, dtype: str = "float32") -> Params:
-    """Numpy leaves of openpi's `params` item, with or without the trailing `value`, cast to `dtype`.
+def restore_openpi(
+    path: str | pathlib.Path, config: Pi0Config, dtype: str = "float32", shardings: Params | None = None
+) -> Params:
+    """The leaves of openpi's `params` item, with or without the trailing `value`, cast to `dtype`.
 
-    path: the folder `<checkpoint>/params`, or the checkpoint that holds it. Raises FileNotFoundError where there
-    is none, ValueError naming every leaf that does not fit.
+    path: the folder `<checkpoint>/params`, the checkpoint that holds it, or a training checkpoint's `train_state` (its
+    raw weights). shardings: a tree like the parameters; leaves are then read piece by piece straight to their devices,
+    and no leaf is ever whole on the host. None: numpy leaves. Raises FileNotFoundError where there is nothing,
+    ValueError naming every leaf that does not fit, before anything is read.
     """
     import orbax.checkpoint as ocp
 
     folder = _item_folder(pathlib.Path(path))
     with ocp.PyTreeCheckpointer() as checkpointer:
-        tree = checkpointer.metadata(folder).item_metadata.tree
-        if "params" not in tree:
-            raise ValueError(f"{folder}: expected a tree under `params`, found {sorted(tree)}; is this openpi's?")
-        item = {"params": tree["params"]}
-        as_numpy = ocp.RestoreArgs(restore_type=np.ndarray, dtype=np.dtype(dtype))
-        restore_args = jax.tree.map(lambda _: as_numpy, item)
-        args = ocp.args.PyTreeRestore(item=item, restore_args=restore_args, partial_restore=True)
-        restored = checkpointer.restore(folder, args=args)
-    flat = _without_value(flatten(restored["params"]))
-    check_tree(flat, config, str(folder))
-    return unflatten({name: np.asarray(leaf, np.dtype(dtype)) for name, leaf in flat.items()})
+        stored = _stored_leaves(folder, checkpointer.metadata(folder).item_metadata.tree)
+        check_tree({name: leaf for name, (leaf, _) in stored.items()}, config, str(folder))
+        flat = None if shardings is None else flatten(shardings)
+        wanted = {key: _restore_args(dtype, flat and flat[name]) for name, (_, key) in stored.items()}
+        item = {"params": unflatten({key: leaf for leaf, key in stored.values()})}
+        args = ocp.args.PyTreeRestore(item=item, restore_args={"params": unflatten(wanted)}, partial_restore=True)
+        restored = flatten(checkpointer.restore(folder, args=args)["params"])
+    return unflatten({name: restored[key] for name, (_, key) in stored.items()})
+
+
+def _restore_args(dtype: str, sharding: Any) -> Any:
+    import orbax.checkpoint as ocp
+
+    if sharding is None:
+        return ocp.RestoreArgs(restore_type=np.ndarray, dtype=np.dtype(dtype))
+    return ocp.ArrayRestoreArgs(restore_type=jax.Array, sharding=sharding, dtype=np.dtype(dtype))
+
+
+def _stored_leaves(folder: pathlib.Path, tree: Mapping[str, Any]) -> dict[str, tuple[Any, str]]:
+    """Parameter's path -> (its metadata, its path in the file). nnx's last key `value` goes if every path has it."""
+    if not tree.get("params"):
+        raise ValueError(f"{folder}: expected a tree under `params`, found {sorted(tree)}; is this openpi's?")
+    flat, tail = flatten(tree["params"]), f"{SEPARATOR}value"
+    cut = len(tail) if all(name.endswith(tail) for name in flat) else 0
+    return {name[: len(name) - cut]: (leaf, name) for name, leaf in flat.items()}
+
+
+def stored_names(path: str | pathlib.Path) -> list[str]:
+    """The parameters of openpi's checkpoint, without reading them: `state_proj/kernel` tells pi0 from pi0.5."""
+    import orbax.checkpoint as ocp
+
+    folder = _item_folder(pathlib.Path(path))
+    with ocp.PyTreeCheckpointer() as checkpointer:
+        return sorted(_stored_leaves(folder, checkpointer.metadata(folder).item_metadata.tree))
 
 
 def _item_folder(path: pathlib.Path) -> pathlib.Path:
@@ -73,14 +100,6 @@ def _item_folder(path: pathlib.Path) -> pathlib.Path:
         if (folder / "_METADATA").exists():
             return folder.resolve()
     raise FileNotFoundError(f"{path}: no orbax item (`_METADATA`) here or in its `params`; give openpi's checkpoint")
-
-
-def _without_value(flat: dict[str, Any]) -> dict[str, Any]:
-    """Drops nnx's last key `value`, only if every path has it."""
-    tail = f"{SEPARATOR}value"
-    if not all(name.endswith(tail) for name in flat):
-        return flat
-    return {name[: -len(tail)]: leaf for name, leaf in flat.items()}
 
 
 def load_openpi_stats(path: str | pathlib.Path, quantiles: bool = False) -> NormStats:

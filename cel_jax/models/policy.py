@@ -93,18 +93,21 @@ class Policy:
         objects: np.ndarray | None,
         prompts: Sequence[str],
         seed: int,
+        present: Mapping[str, np.ndarray] | None = None,
     ) -> np.ndarray:
         """Absolute action chunks, float32 [B, H, A], of B observations.
 
         states: f32 [B, S], raw. images: camera -> uint8 [B, h, w, 3], {} in `state` mode. objects: [B, O, P] or
-        None. prompts: B texts. Batches above the largest warmed size run in pieces. Raises ValueError for shapes
-        that do not fit the robot's features, or if a result is not finite.
+        None. prompts: B texts. present: camera -> bool [B], False where a row lacks it. Batches above the largest
+        warmed size run in pieces. Raises ValueError for shapes that do not fit the robot's features, or if a result
+        is not finite.
         """
         states = np.asarray(states, np.float32)
         self._check(states, images, objects, prompts)
         largest = self._sizes[-1] if self._sizes else max(len(states), 1)
         pieces = [slice(i, i + largest) for i in range(0, len(states), largest)]
-        chosen = [_take(piece, states, images, objects, prompts) for piece in pieces]
+        there = _presence(self.config, present or {}, len(states))
+        chosen = [_take(piece, states, images, objects, prompts, there) for piece in pieces]
         parts = [self._run(*batch, seed=seed + i, size=self._padded(len(batch[0]))) for i, batch in enumerate(chosen)]
         actions = np.concatenate(parts)
         if not np.isfinite(actions).all():
@@ -121,11 +124,14 @@ class Policy:
         images: Mapping[str, np.ndarray],
         objects: np.ndarray | None,
         prompts: Sequence[str],
+        present: Mapping[str, np.ndarray] | None = None,
         *,
         seed: int,
         size: int,
     ) -> np.ndarray:
         inputs = self.make_inputs(states, images, objects, prompts)
+        there = _presence(self.config, present or {}, len(states))
+        inputs = dataclasses.replace(inputs, image_masks=there)
         padded = jax.tree.map(functools.partial(_pad_rows, size=size), inputs)
         steps = self.policy_config.flow_steps
         raw = np.asarray(_sample(self.packed, self.config, padded, np.uint32(seed % 2**32), steps))
@@ -198,10 +204,17 @@ def make_model_inputs(
     )
 
 
-def _take(rows: slice, states, images, objects, prompts):  # type: ignore[no-untyped-def]
+def _take(rows: slice, states, images, objects, prompts, there):  # type: ignore[no-untyped-def]
     """The same rows of every part of a batch."""
     some_objects = None if objects is None else objects[rows]
-    return states[rows], {key: image[rows] for key, image in images.items()}, some_objects, prompts[rows]
+    shown, present = ({key: part[rows] for key, part in parts.items()} for parts in (images, there))
+    return states[rows], shown, some_objects, prompts[rows], present
+
+
+def _presence(config: Pi0Config, present: Mapping[str, np.ndarray], batch: int) -> dict[str, np.ndarray]:
+    """Whether each row has each camera, bool [B]; True where nothing is said."""
+    there = np.ones(batch, bool)
+    return {key: np.asarray(present.get(key, there), bool) for key in config.image_keys}
 
 
 def _pad_rows(x: np.ndarray, size: int) -> np.ndarray:

@@ -1,0 +1,1 @@
+"""openpi's websocket protocol, with batching across clients."""
