@@ -1,6 +1,7 @@
 """What training would take, without allocating it: parameters, bytes per device for every part, whether it fits.
 
-    python -m launch.dry_run --config=phone_packaging --config.policy.preset=pi0 --devices=8 --config.train.fsdp_devices=8
+    python -m launch.dry_run --config=phone_packaging --config.policy.preset=pi0 --memory_gb=141
+    python -m launch.dry_run --config=phone_packaging --config.policy.preset=pi0_lora --memory_gb=24 --remat=all
 
 Exit code 0 where it fits, 1 where it does not. Device memory is this machine's accelerator's, or --memory_gb.
 """
