@@ -21,6 +21,7 @@ NEEDS: dict[str, tuple[str, ...]] = {
     "sdtw_gpu": ("jax",),
     "replay_tables": (),
     "priorities": (),
+    "retrieval_quality": ("jax", "flax", "mujoco"),
     "bus_latency": ("zmq",),
     "simulator": ("mujoco",),
     "policy": ("jax", "flax", "mujoco"),
