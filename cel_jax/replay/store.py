@@ -17,7 +17,7 @@ from pathlib import Path
 
 from cel_jax.config import RunConfig
 from cel_jax.data.episode import Episode, Features
-from cel_jax.data.episode_check import EpisodeError, check_features
+from cel_jax.data.episode_check import EpisodeError, check_features, describe
 from cel_jax.data.episode_codec import content_hash, decode_episode
 from cel_jax.data.lerobot_v3 import ShardError, shard_episode_ids, write_shard
 from cel_jax.replay.chunks import ChunkBatch, chunk_starts
@@ -32,7 +32,7 @@ from cel_jax.replay.table import ChunkTable
 
 @dataclasses.dataclass(frozen=True)
 class StoreConfig:
-    """What a store needs of a run's configuration; lengths in frames."""
+    """What a store needs of a run's configuration; lengths in frames. task: the only one it takes; empty: any."""
 
     horizon: int = 30
     window_frames: int = 350_000
@@ -43,6 +43,7 @@ class StoreConfig:
     endpoint_offset_frames: int = 10
     stride_frames: int = 3
     rho: float = 0.88
+    task: str = ""
 
     @classmethod
     def of(cls, run: RunConfig) -> StoreConfig:
@@ -57,6 +58,7 @@ class StoreConfig:
             fert.endpoint_offset_frames,
             fert.stride_frames,
             fert.rho,
+            run.task.name,
         )
 
 
@@ -93,12 +95,20 @@ class ExperienceStore:
         known = self._state.booked.get(episode.header.id)
         if known is not None:
             return self._drop_duplicate(Path(path), known, content_hash(data))
+        self._check_task(episode)
         check_features(episode, self._features)
         kind = episode.label.outcome.value
         self._files.settle(Path(path), kind, episode)
         number = self._book(episode, content_hash(data))
         self._write_full_shards()
         return Accepted(episode.header.id, kind, number, duplicate=False)
+
+    def _check_task(self, episode: Episode) -> None:
+        if self.config.task and episode.header.task != self.config.task:
+            raise EpisodeError(
+                f"{describe(episode.header)}: of task {episode.header.task!r}, this run's store takes "
+                f"{self.config.task!r} alone; restart the station with this run's configuration"
+            )
 
     def _drop_duplicate(self, path: Path, known: Booked, sha256: str) -> Accepted:
         if sha256 != known.sha256:

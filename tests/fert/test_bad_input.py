@@ -51,7 +51,7 @@ class Rig:
 
 
 def open_store(folder, features=STATE_FEATURES) -> ExperienceStore:
-    config = StoreConfig(6, query_frames=30, endpoint_offset_frames=3, shard_episodes=100)
+    config = StoreConfig(6, query_frames=30, endpoint_offset_frames=3, shard_episodes=100, task="phone")
     return ExperienceStore(folder, MemoryTable(6), config, features)
 
 
@@ -154,3 +154,11 @@ def test_another_embodiment_is_refused_by_store_and_ring(rig):
     with pytest.raises(BadEmbeddings, match=r"query: embeddings \(5, 27\), expected .* another robot type"):
         retrieve(rig.ring, np.ones((5, 27), np.float32), CONFIG)
     assert rig.weights() == before
+
+
+def test_an_episode_of_another_task_is_refused_and_quarantined(rig):
+    other, before = make_episode("o", 60, Outcome.FAILURE), rig.weights()
+    with pytest.raises(EpisodeError, match="episode 'o': of task 'cube', this run's store takes 'phone' alone"):
+        rig.deliver(dataclasses.replace(other, header=dataclasses.replace(other.header, task="cube")))
+    assert rig.weights() == before and rig.store.counters()["failures"] == 0
+    assert any("of task 'cube'" in problem for problem in open_store(rig.folder).problems)

@@ -44,7 +44,7 @@ def wiring(tmp_path: Path) -> Wiring:
 
 
 def make_header(name: str, outcome: Outcome = Outcome.SUCCESS) -> tuple[EpisodeHeader, Label]:
-    header = EpisodeHeader(name, "robot-00", "robot-00-1-ab", "toy-1", "0" * 16, "toy", "Toy.", 30.0, 1.0)
+    header = EpisodeHeader(name, "robot-00", "robot-00-1-ab", "toy-1", "0" * 16, "phone_packaging", "Toy.", 30.0, 1.0)
     return header, Label(outcome, "test", 2.0)
 
 
