@@ -23,8 +23,8 @@ QUANTILES = (0.0, 0.25, 0.5, 0.75, 0.9, 0.99, 1.0)
 class Distribution:
     """After one retrieval event. failure: what caused it. chunks: in the window. total: of the true weights.
 
-    quantiles: of the true weights, at `QUANTILES`. effective_chunks: 1 / sum P(i)^2, as many equal chunks would be drawn
-    as evenly; `chunks` where all weights vanish. top_percent_share: probability of the heaviest hundredth of the chunks.
+    quantiles: of the true weights, at `QUANTILES`. effective_chunks: 1 / sum P(i)^2, how many equal chunks would be
+    drawn as evenly; `chunks` where all weights vanish. top_percent_share: probability of the heaviest hundredth.
     """
 
     number: int
