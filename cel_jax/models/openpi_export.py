@@ -16,6 +16,8 @@ from cel_jax.models.params_io import check_tree, flatten
 from cel_jax.models.pi0 import Params
 from cel_jax.models.presets import Pi0Config
 
+CHUNK_BYTES = 2**28  # a reader that wants a shard decodes chunks, not the whole leaf
+
 
 class ExportError(ValueError):
     """A policy that openpi cannot hold; the message says why."""
@@ -63,8 +65,9 @@ def _write_params(folder: pathlib.Path, params: Params, dtype: str) -> None:
     import orbax.checkpoint as ocp
 
     tree = {"params": jax.tree.map(lambda leaf: {"value": leaf.astype(np.dtype(dtype))}, params)}
+    args = jax.tree.map(lambda _: ocp.SaveArgs(chunk_byte_size=CHUNK_BYTES), tree)
     with ocp.PyTreeCheckpointer() as checkpointer:
-        checkpointer.save(folder, tree)
+        checkpointer.save(folder, tree, save_args=args)
 
 
 def _entries(stats: NormStats, config: Pi0Config) -> dict[str, Any]:

@@ -51,14 +51,15 @@ def restore_openpi(
     """The leaves of openpi's `params` item, with or without the trailing `value`, cast to `dtype`.
 
     path: the folder `<checkpoint>/params`, the checkpoint that holds it, or a training checkpoint's `train_state` (its
-    raw weights). shardings: a tree like the parameters; leaves are then read piece by piece straight to their devices,
-    and no leaf is ever whole on the host. None: numpy leaves. Raises FileNotFoundError where there is nothing,
-    ValueError naming every leaf that does not fit, before anything is read.
+    raw weights). shardings: a tree like the parameters; leaves then go shard by shard straight to their devices, and
+    the host never holds more than the leaves under way. None: numpy leaves. Raises FileNotFoundError where there is
+    nothing, ValueError naming every leaf that does not fit, before anything is read.
     """
     import orbax.checkpoint as ocp
 
     folder = _item_folder(pathlib.Path(path))
-    with ocp.PyTreeCheckpointer() as checkpointer:
+    # One large leaf at a time: by default a hundred gigabytes may be under way at once.
+    with ocp.Checkpointer(ocp.PyTreeCheckpointHandler(restore_concurrent_gb=1)) as checkpointer:
         stored = _stored_leaves(folder, checkpointer.metadata(folder).item_metadata.tree)
         check_tree({name: leaf for name, (leaf, _) in stored.items()}, config, str(folder))
         flat = None if shardings is None else flatten(shardings)
