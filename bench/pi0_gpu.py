@@ -39,6 +39,7 @@ from cel_jax.models.packed_vision import see
 from cel_jax.models.params_io import flatten, unflatten
 from cel_jax.models.pi0 import flow_loss, param_shapes
 from cel_jax.models.presets import Pi0Config, frozen_path, make_config
+from cel_jax.models.weights_wire import snapshot, to_bytes
 
 NAME = "pi0_gpu"
 OPENPI = "openpi, one H200"
@@ -61,7 +62,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def measure(flags: argparse.Namespace, part: str, command: str) -> bool:
     """One part, each figure printed when it is known; a file of its own. False where a variant failed."""
     figures, whole = [], True
-    for figure in {"lora": lora, "sample": sample, "train": train}[part](flags):
+    for figure in {"lora": lora, "sample": sample, "train": train, "publish": publish}[part](flags):
         if isinstance(figure, Figure):
             figures.append(figure)
             say(report.table([figure]).splitlines()[1])
@@ -208,6 +209,19 @@ def _vision(packed: Any, config: Pi0Config, inputs: ModelInputs) -> jax.Array:
 
 def _median_ms(call: Callable[[], Any]) -> float:
     return 1e3 * float(np.median(call_times_s(call, REPEATS)))
+
+
+def publish(flags: argparse.Namespace) -> Iterator[Figure | str]:
+    """A version of the float32 weights: what the learner waits for, and what a thread does beside it."""
+    config = bench_config(flags.preset)
+    params = draw_params(config, lambda _: jnp.float32)
+    waited_ms = _median_ms(lambda: snapshot(params, config.dtype))
+    taken = snapshot(params, config.dtype)
+    start_s = time.monotonic()
+    block = to_bytes(taken, config.dtype)
+    name = f"{flags.preset}: publishing {len(block) / 1e9:.2f} GB"
+    yield Figure(f"{name}: the learner waits", waited_ms / 1e3, "s", target="<= 1.5")
+    yield Figure(f"{name}: fetched and laid out, in a thread", time.monotonic() - start_s, "s")
 
 
 def train(flags: argparse.Namespace) -> Iterator[Figure | str]:

@@ -40,6 +40,19 @@ def check_tree(flat: Mapping[str, Any], config: Pi0Config, where: str) -> None:
         raise ValueError(f"{where}: {len(faults)} leaves do not fit the configuration: " + "; ".join(faults[:20]))
 
 
+def add_lora(params: Params, config: Pi0Config, seed: int = 0) -> Params:
+    """A plain checkpoint's leaves and fresh low-rank factors, normal(0.01) as openpi starts both of them.
+
+    Raises ValueError naming a leaf that is missing, surplus or misshapen; factors that are there are kept.
+    """
+    flat, rng = flatten(params), np.random.default_rng(seed)
+    for name, leaf in flatten(param_shapes(config)).items():
+        if "lora" in name and name not in flat:
+            flat[name] = rng.normal(0, 0.01, leaf.shape).astype(np.float32)
+    check_tree(flat, config, "LoRA")
+    return unflatten(flat)
+
+
 def cast(params: Params, dtype: Any) -> Params:
     """Every leaf in `dtype`."""
     return jax.tree.map(lambda leaf: leaf.astype(dtype), params)

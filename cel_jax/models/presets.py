@@ -176,6 +176,12 @@ PRESETS = {
 }
 
 
+def without_lora(config: Pi0Config) -> Pi0Config:
+    """The network whose checkpoint LoRA starts from."""
+    plain = [dataclasses.replace(expert, lora_rank=0) for expert in (config.paligemma, config.action_expert)]
+    return dataclasses.replace(config, paligemma=plain[0], action_expert=plain[1])
+
+
 def frozen_path(config: Pi0Config, path: str) -> bool:
     """Whether LoRA keeps this leaf: the language model's own weights, of those experts that have a rank.
 

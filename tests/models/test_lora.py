@@ -17,9 +17,9 @@ from cel_jax.fert.sharding import make_mesh, put_batch
 from cel_jax.fert.trainer import cast_frozen, create_state, make_optimizer, make_train_step
 from cel_jax.models.gemma import Einsum
 from cel_jax.models.inputs import ModelInputs
-from cel_jax.models.params_io import flatten
+from cel_jax.models.params_io import add_lora, flatten
 from cel_jax.models.pi0 import flow_loss, param_shapes
-from cel_jax.models.presets import frozen_path, make_config
+from cel_jax.models.presets import frozen_path, make_config, without_lora
 from tests.models.robots import features, noisy_params, random_inputs, tiny
 from tests.models.test_packed import with_rank
 
@@ -47,6 +47,19 @@ def test_one_expert_alone() -> None:
     frozen = {name for name in flatten(param_shapes(config)) if frozen_path(config, name)}
     assert frozen and all("_1/" in name and "/llm/" in name for name in frozen)
     assert not any(frozen_path(tiny("images"), name) for name in frozen)
+
+
+def test_a_plain_checkpoint_gets_fresh_factors() -> None:
+    config = with_rank(tiny("images"))
+    plain = noisy_params(without_lora(config))
+    full = add_lora(plain, config)
+    assert flatten(full).keys() == flatten(param_shapes(config)).keys()
+    factors = np.concatenate([np.ravel(leaf) for name, leaf in flatten(full).items() if "lora" in name])
+    assert 0.009 < factors.std() < 0.011
+    np.testing.assert_array_equal(full["state_proj"]["kernel"], plain["state_proj"]["kernel"])
+    del plain["state_proj"]
+    with pytest.raises(ValueError, match="missing state_proj/bias"):
+        add_lora(plain, config)
 
 
 def test_low_rank_path_is_written_out() -> None:
