@@ -18,7 +18,7 @@ from pathlib import Path
 
 import numpy as np
 
-from bench import report
+from bench import replay_tables_images, report
 from bench.report import Figure
 from cel_jax.data.episode import Episode, EpisodeHeader, Label, Outcome
 from cel_jax.replay.chunks import chunk_starts
@@ -35,6 +35,9 @@ UNITS = {
     "rescaling event": "ms",
     "resident": "MB",
 }
+IMAGE_UNITS = {"drawn": "ms", "decoded": "ms", "rate": "samples/s", "kb": "kB a JPEG"}
+IMAGES = "1,024 of three 224 px cameras"
+UNITS |= {f"{IMAGES}: {name}": unit for name, unit in IMAGE_UNITS.items()}
 DEADLINE_S = 1200.0
 
 
@@ -48,9 +51,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     chunks = flags.chunks or (10_000 if flags.quick else 100_000)
     batches = flags.batches or (20 if flags.quick else 100)
     if flags.one:
-        print(json.dumps(measure(flags.one, chunks, batches)))
+        both = measure(flags.one, chunks, batches), replay_tables_images.measure(flags.one, 2 if flags.quick else 8)
+        print(json.dumps({**both[0], **{f"{IMAGES}: {name}": value for name, value in both[1].items()}}))
         return 0
-    measured = {name: measure_apart(name, chunks, batches) for name in flags.tables.split(",")}
+    measured = {name: measure_apart(name, chunks, batches, flags.quick) for name in flags.tables.split(",")}
     found = {name: values for name, values in measured.items() if values}
     report.write(NAME, figures(found, chunks), report.command(NAME, argv))
     return 0
@@ -64,13 +68,14 @@ def interpreter(table: str) -> Path | None:
     return python if python.exists() else None
 
 
-def measure_apart(table: str, chunks: int, batches: int) -> dict[str, float]:
+def measure_apart(table: str, chunks: int, batches: int, quick: bool = False) -> dict[str, float]:
     """`measure` in a fresh process; {} where the table cannot run here. Raises RuntimeError where it fails."""
     python = interpreter(table)
     if python is None:
         print(f"{table}: skipped, there is no .venv-reverb beside this environment (make setup)", flush=True)
         return {}
     argv = [str(python), "-m", "bench.replay_tables", f"--one={table}", f"--chunks={chunks}", f"--batches={batches}"]
+    argv += ["--quick"] if quick else []
     done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, timeout=DEADLINE_S)
     if done.returncode:
         raise RuntimeError(f"the {table} table ended with code {done.returncode}:\n{done.stderr[-2000:]}")
@@ -104,7 +109,7 @@ def measure(name: str, chunks: int, batches: int) -> dict[str, float]:
         resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
     )
     table.close()
-    return dict(zip(UNITS, values, strict=True))
+    return dict(zip(list(UNITS)[: len(values)], values, strict=True))
 
 
 def time_inserts(table: ChunkTable, priorities: Priorities, episodes: Sequence[Episode]) -> float:
