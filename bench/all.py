@@ -19,6 +19,7 @@ ROOT = Path(__file__).resolve().parent.parent
 NEEDS: dict[str, tuple[str, ...]] = {
     "alignment": ("jax",),
     "sdtw_gpu": ("jax",),
+    "alignment_embedding": ("jax", "flax"),
     "replay_tables": (),
     "priorities": (),
     "retrieval_quality": ("jax", "flax", "mujoco"),
@@ -27,6 +28,7 @@ NEEDS: dict[str, tuple[str, ...]] = {
     "policy": ("jax", "flax", "mujoco"),
     "fleet_rate": ("jax", "flax", "mujoco", "zmq"),
 }
+BY_HAND = ("fault_matrix", "pi0_gpu")  # they ask for root, or for a GPU to themselves
 LEAST_CORES = {"fleet_rate": 2}
 DEADLINE_S = 3600.0
 
