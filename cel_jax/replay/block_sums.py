@@ -36,7 +36,7 @@ class BlockSums:
         self._outer = np.cumsum(self._inner[:, -1])
 
     def find(self, targets: np.ndarray) -> np.ndarray:
-        """int64 [n]: for float64 targets in [0, total) the first weight whose running sum exceeds each; it is positive.
+        """int64 [n]: for float64 targets in [0, total] the first weight whose running sum exceeds each; it is positive.
 
         A target that rounding puts at a sum's end stays with the last positive weight before it.
         """
