@@ -17,6 +17,8 @@ from cel_jax.models.presets import BYTE_VOCAB, Pi0Config
 PAD_ID = 0
 BYTE_OFFSET = BYTE_VOCAB - 256  # the ids below are special; only PAD_ID is used
 STATE_BINS = 256
+STATE_END = ";\nAction: "  # of pi0.5's prompt
+log = logging.getLogger(__name__)
 
 
 class Tokenizer(Protocol):
@@ -42,17 +44,33 @@ class ByteTokenizer:
 
 
 class SentencePieceTokenizer:
-    """PaliGemma's tokenizer as openpi calls it. Longer prompts are cut, with a warning, as there."""
+    """PaliGemma's tokenizer as openpi calls it. Longer prompts are cut, with a warning that says what was lost.
+
+    Unlike openpi's cut ours keeps the end that starts the answer (the newline; pi0.5's ";\\nAction: "), which every
+    prompt of the training data has.
+    """
 
     def __init__(self, path: str) -> None:
         self._processor: Any = _load_sentencepiece(path)
 
     def encode(self, text: str, max_token_len: int) -> list[int]:
-        ids = self._processor.encode(_clean(text), add_bos=True) + self._processor.encode("\n")
-        return _cut(ids, text, max_token_len)
+        return self._fit(self._processor.encode(_clean(text), add_bos=True), "\n", text, max_token_len)
 
     def encode_with_state(self, text: str, state: np.ndarray, max_token_len: int) -> list[int]:
-        return _cut(self._processor.encode(_state_prompt(text, state), add_bos=True), text, max_token_len)
+        whole = self._processor.encode(_state_prompt(text, state), add_bos=True)
+        return whole if len(whole) <= max_token_len else self._fit(whole, STATE_END, text, max_token_len)
+
+    def _fit(self, ids: list[int], end: str, text: str, max_token_len: int) -> list[int]:
+        tail = self._processor.encode(end)
+        if end == STATE_END:
+            ids = ids[: len(ids) - len(tail)]
+        room = max_token_len - len(tail)
+        if len(ids) > room:
+            lost = self._processor.decode(ids[room:])
+            log.warning(
+                "prompt %r is cut to %d tokens: %r is lost; set policy.max_token_len", text, max_token_len, lost
+            )
+        return ids[:room] + tail
 
 
 def make_tokenizer(path: str = "") -> Tokenizer:
@@ -93,7 +111,7 @@ def discretize(state: np.ndarray) -> np.ndarray:
 
 def _state_prompt(text: str, state: np.ndarray) -> str:
     numbers = " ".join(str(number) for number in discretize(state))
-    return f"Task: {_clean(text)}, State: {numbers};\nAction: "
+    return f"Task: {_clean(text)}, State: {numbers}{STATE_END}"
 
 
 def _clean(text: str) -> str:
@@ -106,14 +124,6 @@ def _require_fit(ids: list[int], text: str, max_token_len: int) -> list[int]:
             f"prompt {text!r} needs {len(ids)} tokens, the policy takes {max_token_len}; set policy.max_token_len"
         )
     return ids
-
-
-def _cut(ids: list[int], text: str, max_token_len: int) -> list[int]:
-    if len(ids) > max_token_len:
-        logging.getLogger(__name__).warning(
-            "prompt %r has %d tokens, cut to %d; set policy.max_token_len", text, len(ids), max_token_len
-        )
-    return ids[:max_token_len]
 
 
 def _load_sentencepiece(path: str) -> Any:

@@ -53,14 +53,24 @@ class FakeProcessor:
     def encode(self, text: str, add_bos: bool = False) -> list[int]:
         return [2] * add_bos + [ord(letter) for letter in text]
 
+    def decode(self, ids: list[int]) -> str:
+        return "".join(map(chr, ids))
+
 
 def test_paligemma_rules(monkeypatch, tmp_path, caplog) -> None:
     monkeypatch.setitem(sys.modules, "sentencepiece", types.SimpleNamespace(SentencePieceProcessor=FakeProcessor))
     path = tmp_path / "paligemma_tokenizer.model"
     path.write_bytes(b"x")
     tokenizer = t.make_tokenizer(str(path))
-    tokens, mask = t.tokenize(tokenizer, tiny(), ["Put_it\n", "x" * 30])
+    tokens, mask = t.tokenize(tokenizer, tiny(), ["Put_it\n", "x" * 14 + "lost"])
     assert tokens[0][mask[0]].tolist() == [2, *map(ord, "Put it"), 10]
-    assert mask[1].all() and "cut to 16" in caplog.text
+    assert tokens[1].tolist() == [2, *[ord("x")] * 14, 10]
+    assert "cut to 16" in caplog.text and "'lost' is lost" in caplog.text
+    exact, _ = t.tokenize(tokenizer, tiny(), ["y" * 14])
+    assert exact[0].tolist() == [2, *[ord("y")] * 14, 10] and len(caplog.records) == 1
+    state = np.zeros(20, np.float32)
+    whole, cut = ("".join(map(chr, tokenizer.encode_with_state("go", state, length)[1:])) for length in (200, 40))
+    assert whole == "Task: go, State: " + " ".join(["128"] * 20) + ";\nAction: "
+    assert cut == whole[:29] + ";\nAction: "
     with pytest.raises(FileNotFoundError, match="none does not exist"):
         t.make_tokenizer(str(tmp_path / "none"))
