@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -97,6 +98,8 @@ class Home:
         if len(self._fetches) >= self.limits.fetches:
             raise BoundReached(f"home holds its bound of {self.limits.fetches} waiting fetches")
         head, key = request.header, request.header.get("key")
+        if key is not None and not isinstance(key, str):
+            raise WireError(f"expected header field 'key' as a string or absent, got {key!r:.80}")
         target = min(max(1, _get(head, "target", int)), _MAX_TARGET)
         wait_s, timeout_s = _get(head, "wait_s", float), _get(head, "timeout_s", float)
         channel, deferred = _get(head, "channel", str), Deferred()
@@ -239,8 +242,8 @@ def _item_id(head: Any) -> ItemId:
 def _get(head: Any, name: str, kind: type) -> Any:
     value = head.get(name) if isinstance(head, Mapping) else None
     if kind is float and type(value) is int:
-        return float(value)
-    if type(value) is not kind:
+        value = float(value)
+    if type(value) is not kind or (isinstance(value, float) and not math.isfinite(value)):
         raise WireError(f"expected header field {name!r} of type {kind.__name__}, got {value!r:.80}")
     return value
 

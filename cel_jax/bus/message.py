@@ -7,6 +7,7 @@ deadline_s, body.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -135,13 +136,13 @@ def _decode(frames: Sequence[Buffer], limits: Limits, kinds: tuple[str, ...]) ->
 
 def _field(head: dict[str, Any], name: str, kind: type) -> Any:
     value = head.get(name)
-    if type(value) is not kind:
+    if type(value) is not kind or (isinstance(value, float) and not math.isfinite(value)):
         raise WireError(f"expected header field {name!r} of type {kind.__name__}, got {value!r:.80}")
     return value
 
 
 def _sender(head: dict[str, Any]) -> Identity:
     parts = head.get("from")
-    if not isinstance(parts, list) or len(parts) != 3 or not all(isinstance(part, str) for part in parts):
-        raise WireError(f"expected the sender as [station, worker, role], got {parts!r:.80}")
+    if not isinstance(parts, list) or len(parts) != 3 or not all(isinstance(part, str) and part for part in parts):
+        raise WireError(f"expected the sender as [station, worker, role], none empty, got {parts!r:.80}")
     return Identity(*parts)

@@ -114,7 +114,7 @@ class ChannelQueue:
     def release(self, ids: Iterable[ItemId], claimant: str) -> int:
         """Gives claims of `claimant` back to their places at the front."""
         items = [self._items[id] for id in ids if id in self._items]
-        return self._requeue([item for item in items if item.claimant == claimant])
+        return self._requeue([item for item in items if item.claimant and item.claimant == claimant])
 
     def end_leases(self) -> int:
         """Requeues items whose lease has ended."""
@@ -133,7 +133,7 @@ class ChannelQueue:
 
     def release_claimant(self, worker: str) -> int:
         """Requeues everything that a retired worker had claimed."""
-        return self._requeue([item for item in self._items.values() if item.claimant == worker])
+        return self._requeue([item for item in self._items.values() if item.claimant and item.claimant == worker])
 
     def next_event_s(self) -> float:
         """Seconds until the first lease ends or item expires; inf when there is none."""

@@ -103,7 +103,7 @@ class EpisodeReceiver:
 
     def commit(self, request: Request) -> Reply:
         """Header: id. Replies {status: stored} only when the episode and the ledger are on disk."""
-        if request.header.get("id") in self._stored:
+        if _id(request.header) in self._stored:
             return Reply({"status": "stored"})
         offer = self._offered(request)
         path, final = self._part(offer), self._incoming / f"{offer.id}.episode"

@@ -101,8 +101,14 @@ class Gate:
         node = self._node(node_of(request))
         if len(request.buffers) != 1:
             raise WireError(f"node {node.name!r}: expected one buffer, got {len(request.buffers)}")
+        try:
+            to = bytes.fromhex(request.header["to"])
+        except (KeyError, TypeError, ValueError) as error:
+            raise WireError(
+                f"node {node.name!r}: expected `to` in hex, got {request.header.get('to')!r:.80}"
+            ) from error
         with self._lock:
-            node.answers.append([bytes.fromhex(str(request.header["to"])), bytes(request.buffers[0])])
+            node.answers.append([to, bytes(request.buffers[0])])
         return Reply({})
 
     def step(self) -> None:

@@ -145,3 +145,10 @@ def test_a_claimed_item_past_its_deadline_stays_until_its_lease_ends():
     assert queue.drop_expired() == [] and queue.stats()["claimed"] == 1
     clock.now_s += 5.0
     assert queue.end_leases() == 1 and len(queue.drop_expired()) == 1
+
+
+def test_nobody_is_no_claimant():
+    queue = ChannelQueue("c", QueueLimits(), lambda: 0.0)
+    queue.put(ItemId("w", "e", 1), "robot-0", "k", "payload")
+    assert queue.release_claimant("") == 0 and queue.release([ItemId("w", "e", 1)], "") == 0
+    assert len(queue.take("gpu", 5, 1.0)) == 1, "a ready item stands once in its queue"
