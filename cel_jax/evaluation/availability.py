@@ -1,6 +1,8 @@
 """How much robot time is left for collection under two ways of recovery (paper, equations 50 and 51).
 
 N robots; lambda fault events per robot and hour; times in hours.
+
+python -m cel_jax.evaluation.availability      # the paper's figures
 """
 
 from __future__ import annotations
@@ -55,3 +57,24 @@ def _not_negative(**values: float) -> None:
     bad = {name: value for name, value in values.items() if not value >= 0}
     if bad:
         raise ValueError(f"availability: must not be negative: {bad}")
+
+
+# The paper's 96-robot run (its section 4.5 and appendix): 19 fault events, 8.3 robot-hours lost in 6.88 h.
+PAPER_ROBOTS, PAPER_RUN_H, PAPER_EVENTS, PAPER_LOST_H = 96, 6.88, 19, 8.3
+PAPER_RESTARTS_MIN = (2, 5, 10)
+
+
+def paper_lines(sizes: Sequence[int] = (PAPER_ROBOTS, 1024)) -> list[str]:
+    """The shares of robot time that the paper states, recomputed from its counts."""
+    rate = round(event_rate(PAPER_EVENTS, PAPER_ROBOTS, PAPER_RUN_H), 4)  # the paper goes on with 0.0288
+    lines = [f"{rate:.4f} fault events per robot-hour"]
+    for robots in sizes:
+        shares = (100 * system_share(robots, rate, minutes / 60) for minutes in PAPER_RESTARTS_MIN)
+        words = ", ".join(f"{share:.1f} %" for share in shares)
+        lines.append(f"{robots} robots, all restart for {PAPER_RESTARTS_MIN} min: {words}")
+    share = robot_share([PAPER_LOST_H], PAPER_ROBOTS, PAPER_RUN_H)
+    return [*lines, f"only the robot itself restarts, any number of robots: {100 * share:.1f} %"]
+
+
+if __name__ == "__main__":
+    print("\n".join(paper_lines()))

@@ -33,3 +33,9 @@ def test_nonsense_is_refused() -> None:
         av.system_share(96, RATE, -1)
     with pytest.raises(ValueError, match="robot-hours lost"):
         av.robot_share([100], 2, 6)
+
+
+def test_prints_the_papers_figures() -> None:
+    text = "\n".join(av.paper_lines())
+    for figure in ("0.0288", "91.6 %, 81.3 %, 68.5 %", "50.4 %, 28.9 %, 16.9 %", "98.7 %"):
+        assert figure in text, text
