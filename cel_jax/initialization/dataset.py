@@ -7,6 +7,7 @@ numbers, V observed frames, Q prompts, L tokens.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 
 import flax.struct
 import jax
@@ -93,12 +94,16 @@ def _decode(demonstrations: Sequence[Demonstration], camera: str) -> np.ndarray:
     """uint8 [V, h, w, 3], filled in place: a list of images and their stack would need twice the memory."""
     first = next(d for d in demonstrations if len(d.image_steps))
     shape = decode_jpeg(first.images[camera][0], first.id, camera, int(first.image_steps[0])).shape
-    pictures = np.empty((sum(len(d.image_steps) for d in demonstrations), *shape), np.uint8)
-    row = 0
-    for d in demonstrations:
-        for step, jpeg in zip(d.image_steps, d.images[camera], strict=True):
-            pictures[row] = decode_jpeg(jpeg, d.id, camera, int(step))
-            row += 1
+    ends = np.cumsum([len(d.image_steps) for d in demonstrations])
+    pictures = np.empty((int(ends[-1]), *shape), np.uint8)
+
+    def fill(demonstration: Demonstration, end: int) -> None:
+        rows = range(end - len(demonstration.image_steps), end)
+        for row, step, jpeg in zip(rows, demonstration.image_steps, demonstration.images[camera], strict=True):
+            pictures[row] = decode_jpeg(jpeg, demonstration.id, camera, int(step))
+
+    with ThreadPoolExecutor() as threads:  # the codec lets go of the interpreter's lock
+        list(threads.map(fill, demonstrations, ends.tolist()))
     return pictures
 
 
