@@ -73,7 +73,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         folder.mkdir(parents=True, exist_ok=True)
         results = measure(folder, robots, injections, wanted, flags.seed, quick=flags.quick)
     print(table(results), flush=True)
-    _write(results, report.command(NAME, argv))
+    if not wanted:  # a part of the table must not replace the whole
+        _write(results, report.command(NAME, argv))
     return 0
 
 

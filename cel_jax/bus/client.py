@@ -66,11 +66,13 @@ class _Call:
     def epoch(self) -> int:
         return self.request.epoch
 
-    def fresh_frames(self) -> Sequence[Buffer]:
-        """The frames to send. A call that waited for a connection tells the server how long it still waits."""
+    def fresh_frames(self, epoch: int) -> Sequence[Buffer]:
+        """The frames to send. A call that waited for a connection tells the server how long it still waits, and goes
+        out under the epoch of the connection that carries it."""
         left_s = self.deadline_s - time.monotonic()
-        if self.request.deadline_s - left_s < _STALE_S:
+        if self.epoch == epoch and self.request.deadline_s - left_s < _STALE_S:
             return self.frames
+        self.request = dataclasses.replace(self.request, epoch=epoch)
         return encode_request(dataclasses.replace(self.request, deadline_s=max(0.0, left_s)))
 
 
@@ -79,7 +81,8 @@ class Client:
 
     Every call ends: with its reply, RemoteError, DeadlineExceeded, PeerLost (the connection broke after it was sent),
     EpochAdvanced, AccessRefused or ClientClosed. Calls made while there is no connection wait in order and go out when
-    a server is back. Buffers must not change before the reply.
+    a server is back, under its epoch. Calls that a server refused because its group's epoch advanced were not executed:
+    they are sent again, in order, under the new epoch. Buffers must not change before the reply.
     """
 
     def __init__(
@@ -151,12 +154,14 @@ class Client:
         return future
 
     def advance_epoch(self, epoch: int) -> None:
-        """Joins a rebuilt connection group: every call of the older one ends with EpochAdvanced."""
+        """Joins a rebuilt connection group; an older epoch is refused. Calls that went out on the older group's
+        connection end with EpochAdvanced; those that still wait are sent on the new one, in order."""
         with self._lock:
             if epoch <= self._epoch:
                 return
             self._epoch = epoch
-        self._end_calls(lambda call: call.epoch < epoch, EpochAdvanced, f"the group advanced to epoch {epoch}")
+        detail = f"the group advanced to epoch {epoch}"
+        self._end_calls(lambda call: call.is_sent and call.epoch < epoch, EpochAdvanced, detail)
 
     def close(self) -> None:
         """Ends every wait with ClientClosed. Idempotent."""
@@ -296,6 +301,8 @@ class Client:
             self.counters.add("malformed")
             _log.warning("client of station %s: malformed reply: %s", self.expected_station, error)
             return
+        if reply.is_error and self._rejoined(reply):
+            return
         call = self._match(reply)
         if call is not None and reply.is_error:
             head = reply.header
@@ -303,6 +310,28 @@ class Client:
             call.future.set_exception(RemoteError(kind, text, call.op, self.endpoint, self.expected_station))
         elif call is not None:
             call.future.set_result(reply)
+
+    def _rejoined(self, reply: Reply) -> bool:
+        """Whether a server refused a call of an older epoch. It refuses all that was sent after it too: these calls
+        go out again, in order, under its epoch; what it took before stands."""
+        epoch = reply.header.get("epoch")
+        if reply.header.get("kind") != EpochAdvanced.kind or type(epoch) is not int:
+            return False
+        with self._lock:
+            call = self._calls.get(reply.call)
+            if call is None or call.epoch != reply.epoch or epoch <= call.epoch:
+                return False
+            self._epoch = max(self._epoch, epoch)
+            again = [number for number in self._calls if number >= reply.call and self._went_out_before(number)]
+            for number in again:
+                self._calls[number].is_sent = False
+            self._outbox = collections.deque(sorted([*again, *self._outbox]))
+        self.counters.add("replayed", len(again))
+        return True
+
+    def _went_out_before(self, number: int) -> bool:
+        """Whether a call was sent under an epoch that is over."""
+        return self._calls[number].is_sent and self._calls[number].epoch < self._epoch
 
     def _match(self, reply: Reply) -> _Call | None:
         assert reply.sender is not None
@@ -325,11 +354,14 @@ class Client:
                 if not self._outbox:
                     return
                 call = self._calls[self._outbox[0]]
+                frames = call.fresh_frames(self._epoch)
+                call.is_sent = True  # from here on an epoch that advances ends it
             try:
-                self._socket.send_multipart(call.fresh_frames(), zmq.NOBLOCK, copy=False)
+                self._socket.send_multipart(frames, zmq.NOBLOCK, copy=False)
             except zmq.Again:
+                call.is_sent = False
                 return
-            call.is_sent, call.frames, call.request = True, (), dataclasses.replace(call.request, buffers=())
+            call.frames = ()
             with self._lock:
                 self._outbox.popleft()
 

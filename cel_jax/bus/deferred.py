@@ -11,9 +11,9 @@ from cel_jax.bus.message import Reply
 Send = Callable[[Reply], None]
 
 
-def error_reply(kind: str, message: str) -> Reply:
-    """The reply that raises RemoteError at the caller."""
-    return Reply(header={"kind": kind, "message": message}, is_error=True)
+def error_reply(kind: str, message: str, epoch: int = 0) -> Reply:
+    """The reply that raises RemoteError at the caller. epoch: the one to join, where the caller's is over."""
+    return Reply(header={"kind": kind, "message": message, "epoch": epoch}, is_error=True)
 
 
 class Deferred:

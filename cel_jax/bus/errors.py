@@ -39,8 +39,8 @@ class ClientClosed(BusError):
     kind = "closed"
 
 
-class EpochAdvanced(BusError):
-    """The connection group was rebuilt: the call belonged to an older epoch."""
+class EpochAdvanced(PeerLost):
+    """The connection group was rebuilt: the call went out under an older epoch and may have been executed."""
 
     kind = "stale_epoch"
 

@@ -49,7 +49,7 @@ class Server:
 
     Handlers run on the server's thread and should be short; a long one returns a `Deferred`. `tick` is called on the
     same thread and returns the seconds until it wants to be called again. With a `registry`, requests of dead workers
-    are refused. The server's `epoch` refuses requests of an older connection group.
+    are refused. `epoch` is the connection group's: a request of an older one is refused, with the epoch to join.
     Raises BindError when the endpoint cannot be taken.
     """
 
@@ -62,13 +62,14 @@ class Server:
         *,
         tick: Tick | None = None,
         registry: Registry | None = None,
+        epoch: int = 0,
         on_failure: OnFailure | None = None,
         limits: Limits = Limits(),  # noqa: B008  frozen
         max_deferred: int = 65_536,
         heartbeat_s: float = 2.0,
         peer_timeout_s: float = 10.0,
     ) -> None:
-        self.identity, self.epoch, self.counters = identity, 0, Counters()
+        self.identity, self.epoch, self.counters = identity, epoch, Counters()
         self._handlers, self._tick, self._registry = dict(handlers), tick, registry
         self._on_failure, self._limits, self._max_deferred = on_failure, limits, max_deferred
         self._curve, self._times_s = curve, (heartbeat_s, peer_timeout_s)
@@ -81,6 +82,10 @@ class Server:
         self.endpoint = self._bind(endpoint)
         self._thread = threading.Thread(target=self._guarded_run, name=f"serve-{identity.station}", daemon=True)
         self._thread.start()
+
+    def advance_epoch(self, epoch: int) -> None:
+        """The connection group was rebuilt: requests of older epochs are refused from now on."""
+        self.epoch = max(self.epoch, epoch)
 
     def close(self) -> None:
         """Stops serving; callers that still wait see PeerLost. Idempotent."""
@@ -211,7 +216,7 @@ class Server:
             return self._handlers[request.op](request)
         except BusError as error:
             self.counters.add(f"refused_{error.kind}")
-            return error_reply(error.kind, str(error))
+            return error_reply(error.kind, str(error), epoch=self.epoch)
         except Exception as error:  # one bad call must not take the server from everyone else
             self.counters.add("handler_failed")
             _log.exception("station %s: operation %s failed", self.identity.station, request.op)

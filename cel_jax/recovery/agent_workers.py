@@ -307,6 +307,7 @@ class SlotKeeper:
         worker = WorkerSettings(
             self._run_dir, identity, wire.endpoint(self._run_dir, f"liveness-{self._node}"),
             self._fleet.recovery.heartbeat_s, self._fleet.agent_timeout_s, station.placement.robot, incarnation,
+            self.registry.epochs.get(station.connection_group, 1),
         )  # fmt: skip
         return {**settings.child_env(), **dict(station.placement.env), **worker.to_env()}
 

@@ -46,7 +46,7 @@ class Command:
 
 @dataclasses.dataclass(frozen=True)
 class WorkerSettings:
-    """What the agent puts in a worker's environment."""
+    """What the agent puts in a worker's environment. epoch: of its station's connection group at its launch."""
 
     run_dir: Path
     identity: Identity
@@ -55,6 +55,7 @@ class WorkerSettings:
     agent_timeout_s: float = 30.0
     robot: int | None = None
     incarnation: int = 0
+    epoch: int = 0
 
     def to_env(self) -> dict[str, str]:
         return {
@@ -67,6 +68,7 @@ class WorkerSettings:
             "CEL_AGENT_TIMEOUT_S": repr(self.agent_timeout_s),
             "CEL_ROBOT": "" if self.robot is None else str(self.robot),
             "CEL_INCARNATION": str(self.incarnation),
+            "CEL_EPOCH": str(self.epoch),
         }
 
     @staticmethod
@@ -80,7 +82,7 @@ class WorkerSettings:
             Path(env["CEL_RUN_DIR"]), Identity(env["CEL_STATION"], env["CEL_WORKER"], env["CEL_ROLE"]),
             env["CEL_CONTROL"],
             float(env.get("CEL_HEARTBEAT_S", "0.5")), float(env.get("CEL_AGENT_TIMEOUT_S", "30")),
-            int(robot) if robot else None, int(env.get("CEL_INCARNATION", "0")),
+            int(robot) if robot else None, int(env.get("CEL_INCARNATION", "0")), int(env.get("CEL_EPOCH", "0")),
         )  # fmt: skip
 
 

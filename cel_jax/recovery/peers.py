@@ -15,6 +15,7 @@ WAIT_STEP_S = 0.2
 
 Ended = Callable[[], bool]
 OnRetire = Callable[[Identity], None]
+OnEpoch = Callable[[int], None]
 
 
 class PeerLost(RuntimeError):
@@ -38,6 +39,7 @@ class PeerView:
         self._table: Mapping[str, Mapping[str, Any]] = {}
         self._on_retire: list[OnRetire] = []
         self._registries: list[Registry] = []
+        self._followers: list[tuple[str, OnEpoch]] = []
         self.version = 0
 
     def update(self, version: int, table: Mapping[str, Mapping[str, Any]]) -> None:
@@ -47,13 +49,25 @@ class PeerView:
                 return
             gone = _gone(self._table, table)
             self.version, self._table = version, table
-            callbacks, registries = list(self._on_retire), list(self._registries)
+            callbacks, registries, followers = list(self._on_retire), list(self._registries), list(self._followers)
             self._changed.notify_all()
         for identity in gone:
             for callback in callbacks:
                 callback(identity)
         for registry in registries:
             _follow(registry, gone, table)
+        for station, on_epoch in followers:
+            if station in table:
+                on_epoch(int(table[station]["epoch"]))
+
+    def follow(self, station: str, on_epoch: OnEpoch) -> None:
+        """Tells the epoch of a station's connection group, now if it is known and at every newer membership, on the
+        heartbeat thread. It must not block. What is given should live as long as this worker."""
+        with self._changed:
+            self._followers.append((station, on_epoch))
+            entry = self._table.get(station)
+        if entry is not None:
+            on_epoch(int(entry["epoch"]))
 
     def on_retire(self, callback: OnRetire) -> None:
         """Calls back, on the heartbeat thread, for every worker retired from now on. It must not block."""

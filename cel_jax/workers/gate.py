@@ -17,7 +17,7 @@ import zmq
 from cel_jax.bus.deferred import Deferred
 from cel_jax.bus.errors import WireError
 from cel_jax.bus.message import Reply, Request
-from cel_jax.bus.server import Handler, Server
+from cel_jax.bus.server import Handler
 from cel_jax.config import to_dict
 from cel_jax.recovery import rundb, rundb_fleet, wire
 from cel_jax.recovery.beat import WorkerContext
@@ -35,7 +35,7 @@ def main() -> None:
     wiring = Wiring.of(WorkerContext.from_env())
     context, gate = wiring.context, Gate(wiring)
     curve = wiring.server_curve(GATE, ROLES)
-    with Server(wiring.endpoint(GATE), context.identity, gate.handlers(), curve, on_failure=wiring.report):
+    with wiring.server(GATE, gate.handlers(), curve):
         context.ready()
         while not context.should_stop():
             gate.step()

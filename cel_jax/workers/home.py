@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import queue
 
-from cel_jax.bus.home import Home, HomeLimits, serve_home
+from cel_jax.bus.client import Client
+from cel_jax.bus.home import Home, HomeLimits
 from cel_jax.bus.identity import Identity, Registry
 from cel_jax.recovery.beat import WorkerContext
 from cel_jax.workers.wiring import HOME, Wiring
@@ -26,23 +27,22 @@ def main() -> None:
     home = Home(HomeLimits(lease_s=bus.lease_s), registry)
     context.peers.feed(registry)
     curve = wiring.server_curve(HOME, ROLES)
-    with serve_home(wiring.endpoint(HOME), context.identity, home, curve, on_failure=wiring.report):
+    with wiring.server(HOME, home.handlers(), curve, home.tick), wiring.client(HOME) as own:
         context.peers.on_retire(retired.put)
         context.ready()
         while not context.stop_event.wait(WAIT_S):
             context.progress()
             while not retired.empty():
-                _retire(wiring, retired.get())
+                _retire(own, retired.get())
     context.close()
 
 
-def _retire(wiring: Wiring, peer: Identity) -> None:
+def _retire(own: Client, peer: Identity) -> None:
     """Drops what a dead worker queued and queues again what it had claimed.
 
     Through the home's own address, so that the queues are touched by the server's thread alone.
     """
-    with wiring.client(HOME) as client:
-        client.call("retire", {"worker": peer.worker}, deadline_s=5.0)
+    own.call("retire", {"worker": peer.worker}, deadline_s=5.0)
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ from cel_jax.bus.arrays import pack_arrays
 from cel_jax.bus.message import Reply, Request
 from cel_jax.bus.receiver import EpisodeReceiver
 from cel_jax.bus.records import RecordError, read_episode
-from cel_jax.bus.server import Handler, Server
+from cel_jax.bus.server import Handler
 from cel_jax.data.episode import Episode
 from cel_jax.data.episode_check import EpisodeError
 from cel_jax.data.episode_codec import encode_episode
@@ -44,8 +44,8 @@ def main() -> None:
     intake, handlers = f"{station}-intake", receiver.handlers()
     curve = wiring.server_curve(intake, dict.fromkeys(handlers, frozenset({"environment"})))
     with (
-        Server(wiring.endpoint(intake), context.identity, handlers, curve, on_failure=wiring.report),
-        Server(wiring.endpoint(station), context.identity, worker.handlers(), on_failure=wiring.report),
+        wiring.server(intake, handlers, curve),
+        wiring.server(station, worker.handlers()),
     ):
         jobs.run_for(WAIT_S)
         context.ready()

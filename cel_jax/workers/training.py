@@ -13,7 +13,6 @@ import jax
 import numpy as np
 
 from cel_jax.bus.blobs import BlobServer
-from cel_jax.bus.server import Server
 from cel_jax.config import config_hash
 from cel_jax.data import normalize
 from cel_jax.fert import build
@@ -45,7 +44,7 @@ def main() -> None:
         store = RemoteStore(client)
         learner = build_learner(wiring, start, store)
         blobs = BlobServer()
-        with Server(wiring.endpoint(TRAINING), wiring.context.identity, blobs.handlers(), on_failure=wiring.report):
+        with wiring.server(TRAINING, blobs.handlers()):
             _republish(wiring, learner, blobs)
             wiring.context.ready()
             Loop(wiring, start, store, learner, blobs).run()

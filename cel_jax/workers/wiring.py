@@ -18,6 +18,7 @@ from cel_jax.bus.security import (
     load_keys,
     load_public,
 )
+from cel_jax.bus.server import Handler, Server, Tick
 from cel_jax.config import RunConfig, from_dict, to_dict
 from cel_jax.data.episode import Features, features_from_dict
 from cel_jax.recovery import wire
@@ -117,9 +118,23 @@ class Wiring:
         return tcp_endpoint(self.config, name) or wire.endpoint(self.run_dir, f"bus-{name}")
 
     def client(self, station: str, endpoint: str = "") -> Client:
-        """A client of a station; its failures are reported up."""
+        """A client of a station, for this worker's life; its failures are reported up, and it follows the station's
+        epochs."""
         address = self.endpoint(endpoint or station)
-        return Client(address, self.context.identity, station, self._client_curve(address), on_failure=self.report)
+        made = Client(address, self.context.identity, station, self._client_curve(address), on_failure=self.report)
+        self.context.peers.follow(station, made.advance_epoch)
+        return made
+
+    def server(
+        self, name: str, handlers: Mapping[str, Handler], curve: ServerCurve | None = None, tick: Tick | None = None
+    ) -> Server:
+        """A server of this worker's station at the address `name`, under the epoch of its connection group."""
+        made = Server(
+            self.endpoint(name), self.context.identity, handlers, curve, tick=tick,
+            epoch=self.context.settings.epoch, on_failure=self.report,
+        )  # fmt: skip
+        self.context.peers.follow(self.context.identity.station, made.advance_epoch)
+        return made
 
     def _client_curve(self, address: str) -> ClientCurve | None:
         if not address.startswith("tcp://"):

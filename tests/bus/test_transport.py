@@ -157,17 +157,18 @@ def test_answer_to_a_vanished_client_is_counted_and_told_to_its_handler(net):
 
 
 def test_close_and_epoch_end_every_wait(net):
-    server = net.server({"hold": lambda _: Deferred(), "echo": _echo})
+    taken = threading.Event()
+    server = net.server({"hold": lambda _: taken.set() or Deferred(), "echo": _echo})
     client = net.client()
     future = client.submit("hold", deadline_s=60)
+    assert taken.wait(5)
     client.advance_epoch(1)
     with pytest.raises(errors.EpochAdvanced):
         future.result(5)
-    server.epoch = 2
-    with pytest.raises(errors.RemoteError, match="stale_epoch"):
-        client.call("echo", deadline_s=5)
-    client.advance_epoch(2)
-    assert client.call("echo", deadline_s=5).header == {}
+    server.advance_epoch(2)
+    assert client.call("echo", deadline_s=5).header == {} and client.epoch == 2 and client.counters["replayed"] == 1
+    client.advance_epoch(1)
+    assert client.epoch == 2
     future = client.submit("hold", deadline_s=60)
     client.close()
     with pytest.raises(errors.ClientClosed):
