@@ -12,6 +12,7 @@ from cel_jax.bus.arrays import Buffer, pack_arrays, unpack_arrays
 from cel_jax.bus.client import Client
 from cel_jax.bus.errors import DeadlineExceeded, PeerLost, WireError
 from cel_jax.bus.failures import Counters
+from cel_jax.bus.histogram import Histogram
 from cel_jax.bus.message import Reply
 
 OBSERVATIONS = "observations"
@@ -51,16 +52,18 @@ class ObservationClient:
 
     def __init__(self, client: Client, channel: str = OBSERVATIONS) -> None:
         self._client, self._channel, self.counters = client, channel, Counters()
+        self.latency = Histogram()  # from the question to its own answer
 
     def infer(self, id: StepId, task: str, arrays: Mapping[str, Any], deadline_s: float) -> ActionReply:
         """Asks for actions. A reply that answers something else is counted and dropped, and the question asked again;
         so it is after a lost connection. Raises DeadlineExceeded, or RemoteError when the home refuses."""
         meta, buffers = pack_arrays(arrays)
         header = {**dataclasses.asdict(id), "channel": self._channel, "key": id.station, "task": task, "arrays": meta}
-        ends_s = time.monotonic() + deadline_s
-        while (left_s := ends_s - time.monotonic()) > 0.0:
+        start_s = time.monotonic()
+        while (left_s := start_s + deadline_s - time.monotonic()) > 0.0:
             reply = self._ask(header, buffers, left_s)
             if reply is not None and _step_id(reply.header) == id:
+                self.latency.add(time.monotonic() - start_s)
                 return _unpack_action(id, reply)
             self.counters.add("mismatched_replies" if reply is not None else "asked_again")
         raise DeadlineExceeded(f"no action for {id} within {deadline_s} s from {self._client.endpoint}")

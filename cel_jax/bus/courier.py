@@ -15,6 +15,7 @@ from cel_jax.bus.client import Client
 from cel_jax.bus.durable import file_sha256
 from cel_jax.bus.errors import BusError, ClientClosed, RemoteError
 from cel_jax.bus.failures import Counters, Failure, OnFailure
+from cel_jax.bus.histogram import Histogram
 from cel_jax.bus.message import Reply
 from cel_jax.bus.spool import Spool, SpooledEpisode
 
@@ -59,6 +60,7 @@ class Courier:
         self._hold_s, self._poll_s, self._max_backoff_s = hold_s, poll_s, max_backoff_s
         self._on_stored, self._on_failure = on_stored, on_failure
         self._declined_s: dict[str, float] = {}  # store -> when it last had no room
+        self.latency = Histogram()  # from the label to the store's acknowledgement
         self.counters, self._stop, self._wake = Counters(), threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._guarded_run, name="courier", daemon=True)
         self._thread.start()
@@ -132,6 +134,7 @@ class Courier:
             raise TransferError(f"store {client.expected_station!r} answered {status!r}, expected stored")
         if self._on_stored is not None:
             self._on_stored(episode.id, client.expected_station)
+        self.latency.add(time.time() - episode.path.stat().st_mtime)
         self._spool.delete(episode.id)
         self.counters.add("delivered")
 

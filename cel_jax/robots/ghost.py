@@ -60,6 +60,9 @@ class GhostRobot:
         return self._features
 
     def connect(self) -> None:
+        """Raises RobotError while an injected fault keeps the robot away."""
+        if self._faults is not None:
+            self._faults.raise_away(self.robot_id)
         self._ledger.write("connect")
 
     def reset(self, seed: int) -> None:

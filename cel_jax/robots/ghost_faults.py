@@ -3,6 +3,7 @@
 driver   its driver raises        dead_camera    no frame arrives
 frozen_camera  the same frame again and again    clock:<seconds>  its process's wall clock jumps
 memory   its process takes memory without end (give it a limit first)
+away     no new process can reach the robot (its host, its link or its power is gone); one that runs goes on
 Removing the file ends the fault (a clock stays where it jumped to).
 """
 
@@ -23,6 +24,11 @@ class FaultFile:
 
     def __init__(self, path: Path) -> None:
         self._path, self._kind, self._next_s, self._jumped = path, "", 0.0, ""
+
+    def raise_away(self, robot_id: str) -> None:
+        """Raises where the robot cannot be reached."""
+        if self._look() == "away":
+            raise RobotError(f"robot {robot_id}: injected: it does not answer; check its host, link and power")
 
     def raise_due(self, robot_id: str) -> None:
         """Raises the injected fault, if one is due."""

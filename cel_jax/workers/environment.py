@@ -17,7 +17,7 @@ from cel_jax.bus.errors import BusError
 from cel_jax.bus.spool import Spool
 from cel_jax.data.episode import EpisodeHeader, Label, Outcome
 from cel_jax.data.frame_log import encode_label
-from cel_jax.recovery import rundb
+from cel_jax.recovery import latency_record, rundb
 from cel_jax.recovery.beat import WorkerContext
 from cel_jax.robots.protocol import Robot, Verdict
 from cel_jax.robots.tasks import make_robot
@@ -102,6 +102,7 @@ def _collect(wiring: Wiring, robot: Robot, infer: ObservationClient, spool: Spoo
         try:
             run_one(wiring, robot, infer, spool, f"{context.identity.worker}-{number:05d}")
             courier.notify()
+            _note_latency(wiring, infer, courier)
             in_a_row = 0
         except Stopped:
             return
@@ -109,6 +110,16 @@ def _collect(wiring: Wiring, robot: Robot, infer: ObservationClient, spool: Spoo
             context.report("episode abandoned", f"{context.identity.station}: {error}")
             context.stop_event.wait(min(MAX_WAIT_S, PAUSE_S * 2**in_a_row))  # a full disk stays full for a while
             in_a_row += 1
+
+
+def _note_latency(wiring: Wiring, infer: ObservationClient, courier: Courier) -> None:
+    """Once an episode: how long answers and deliveries took since the last note."""
+    db, identity = rundb.open_db(wiring.run_dir), wiring.context.identity
+    try:
+        measured = {"observation to action": infer.latency, "label to store": courier.latency}
+        latency_record.note(db, identity.station, identity.worker, measured)
+    finally:
+        db.close()
 
 
 def run_one(wiring: Wiring, robot: Robot, infer: ObservationClient, spool: Spool, episode: str) -> None:
