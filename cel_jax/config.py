@@ -63,6 +63,7 @@ class PolicyConfig:
     actions_per_token: int = 1
     execute_frames: int = 15  # robots execute this much of a chunk before the next request
     flow_steps: int = 10
+    noise_scale: float = 1.0  # of the noise that sampling starts from; below 1 robots act closer to the mean action
     max_token_len: int = 16
     checkpoint: str = ""  # the start policy; empty: the run makes or finds one
     tokenizer: str = ""  # a PaliGemma sentencepiece file; empty: byte tokenizer

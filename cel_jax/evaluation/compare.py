@@ -44,7 +44,7 @@ def evaluate_policies(
     The scenes and the robots are the same for all policies. Rows go to run_dir's run.db, where one is given.
     versions: the policies' versions for run.db. Raises `ComparisonError` where a policy does not fit the robots.
     """
-    loaded = {name: load_policy(folder) for name, folder in policies.items()}
+    loaded = {name: load_policy(folder).with_sampling(config.policy) for name, folder in policies.items()}
     for name, policy in loaded.items():
         check_policy(config, name, policy)
     trials = make_trials(config.eval.robots, config.eval.first_robot, config.eval.trials_per_robot, config.eval.seed)

@@ -22,12 +22,13 @@ _sample = functools.partial(jax.jit, static_argnums=(1, 4))(sample_actions)
 def scene_policy(policy: Policy, prompt: str) -> PolicyInfer:
     """Observations -> absolute actions float32 [B, H, A] under one prompt."""
     config, stats, mask = policy.config, policy.norm_stats, policy.features.delta_mask
+    settings = policy.policy_config
 
     def infer(batch: ObservationBatch) -> np.ndarray:
         prompts = [prompt] * len(batch.state)
         inputs = policy.make_inputs(batch.state, batch.images, batch.objects, prompts)
-        noise = scene_noise(batch, (config.action_horizon, config.action_dim))
-        raw = np.asarray(_sample(policy.params, config, inputs, noise, policy.policy_config.flow_steps))
+        noise = settings.noise_scale * scene_noise(batch, (config.action_horizon, config.action_dim))
+        raw = np.asarray(_sample(policy.params, config, inputs, noise, settings.flow_steps))
         raw = raw[..., : policy.features.action_dim]
         actions = unnormalize(raw, stats.action_mean, stats.action_std).astype(np.float32)
         return to_absolute(actions, batch.state, mask)

@@ -27,13 +27,15 @@ from cel_jax.models.tokenizer import make_tokenizer, tokenize
 
 
 @functools.partial(jax.jit, static_argnums=(1, 4))
-def _sample(packed: Packed, config: Pi0Config, inputs: ModelInputs, seed: jax.Array, num_steps: int) -> jax.Array:
+def _sample(
+    packed: Packed, config: Pi0Config, inputs: ModelInputs, seed: jax.Array, num_steps: int, noise_scale: jax.Array
+) -> jax.Array:
     """Each row has noise of its own, which depends on seed and row alone, not on the padded batch."""
     rows = jnp.arange(inputs.state.shape[0], dtype=jnp.uint32)
     keys = jax.vmap(functools.partial(jax.random.fold_in, jax.random.key(seed)))(rows)
     shape = (config.action_horizon, config.action_dim)
     noise = jax.vmap(lambda key: jax.random.normal(key, shape, jnp.float32))(keys)
-    return sample_packed(packed, config, inputs, noise, num_steps)
+    return sample_packed(packed, config, inputs, noise_scale * noise, num_steps)
 
 
 _pack = jax.jit(pack, static_argnums=1)
@@ -68,6 +70,13 @@ class Policy:
         other = Policy(self.config, params, self.norm_stats, self.features, self.policy_config)
         other._sizes = self._sizes
         return other
+
+    def with_sampling(self, settings: PolicyConfig) -> Policy:
+        """The same policy, sampled with these settings' flow_steps and noise_scale."""
+        chosen = dataclasses.replace(
+            self.policy_config, flow_steps=settings.flow_steps, noise_scale=settings.noise_scale
+        )
+        return Policy(self.config, self.params, self.norm_stats, self.features, chosen)
 
     @functools.cached_property
     def packed(self) -> Packed:
@@ -133,8 +142,13 @@ class Policy:
         there = _presence(self.config, present or {}, len(states))
         inputs = dataclasses.replace(inputs, image_masks=there)
         padded = jax.tree.map(functools.partial(_pad_rows, size=size), inputs)
-        steps = self.policy_config.flow_steps
-        raw = np.asarray(_sample(self.packed, self.config, padded, np.uint32(seed % 2**32), steps))
+        settings = self.policy_config
+        raw = np.asarray(
+            _sample(
+                self.packed, self.config, padded, np.uint32(seed % 2**32), settings.flow_steps,
+                np.float32(settings.noise_scale),
+            )
+        )  # fmt: skip
         stats, features = self.norm_stats, self.features
         actions = unnormalize(raw[: len(states), :, : features.action_dim], stats.action_mean, stats.action_std)
         return to_absolute(actions.astype(np.float32), states, features.delta_mask)

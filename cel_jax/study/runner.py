@@ -80,11 +80,11 @@ class StudyRunner:
     def _start_policy(self, config: RunConfig) -> Policy:
         """This seed's start policy, trained once from its own demonstrations; or the one that is named."""
         if config.policy.checkpoint:
-            return load_policy(config.policy.checkpoint, "float32")
+            return load_policy(config.policy.checkpoint, "float32").with_sampling(config.policy)
         folder = self._folder / f"start-seed{config.init.seed}"
         if not (folder / MANIFEST).exists():
             make_start_policy(config, folder, self._say, overwrite=True, demos=self._demos(config.init.seed))
-        return load_policy(folder, "float32")
+        return load_policy(folder, "float32").with_sampling(config.policy)
 
     def _evaluated(self, config: RunConfig, name: str, version: int) -> bool:
         if not self._database.exists():

@@ -53,5 +53,5 @@ def current_policy(wiring: Wiring) -> tuple[Policy, int]:
     finally:
         db.close()
     if version and wiring.policy_folder.exists():
-        return load_policy(wiring.policy_folder), version
-    return load_policy(wiring.start_folder), 0
+        return load_policy(wiring.policy_folder).with_sampling(wiring.config.policy), version
+    return load_policy(wiring.start_folder).with_sampling(wiring.config.policy), 0

@@ -39,7 +39,7 @@ METRICS_EVERY_STEPS = 10
 
 def main() -> None:
     wiring = Wiring.of(WorkerContext.from_env())
-    start = load_policy(wiring.start_folder, "float32")
+    start = load_policy(wiring.start_folder, "float32").with_sampling(wiring.config.policy)
     with wiring.client(store_name(0)) as client:
         store = RemoteStore(client)
         learner = build_learner(wiring, start, store)

@@ -43,6 +43,14 @@ def test_rows_have_noise_of_their_own() -> None:
     assert np.abs(twice[0] - twice[1]).max() > 1e-2
 
 
+def test_noise_of_scale_zero_leaves_nothing_to_chance() -> None:
+    policy = tiny_policy("state")
+    calm = policy.with_sampling(dataclasses.replace(policy.policy_config, noise_scale=0.0))
+    seen = observations("state", 2)
+    np.testing.assert_array_equal(calm.infer(*seen, seed=1), calm.infer(*seen, seed=2))
+    assert np.abs(policy.infer(*seen, seed=1) - policy.infer(*seen, seed=2)).max() > 1e-3
+
+
 def test_the_chain_of_transforms_literally() -> None:
     """normalise -> sample -> undo the statistics -> add the raw state where the mask says so."""
     policy, stats = tiny_policy(), norm_stats(features())
