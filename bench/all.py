@@ -23,12 +23,12 @@ NEEDS: dict[str, tuple[str, ...]] = {
     "replay_tables": (),
     "priorities": (),
     "retrieval_quality": ("jax", "flax", "mujoco"),
-    "bus_latency": ("zmq",),
+    "latency": ("zmq",),
     "simulator": ("mujoco",),
     "policy": ("jax", "flax", "mujoco"),
     "fleet_rate": ("jax", "flax", "mujoco", "zmq"),
 }
-BY_HAND = ("fault_matrix", "pi0_gpu")  # they ask for root, or for a GPU to themselves
+BY_HAND = ("fault_matrix", "incidents", "soak", "pi0_gpu")  # root, many minutes, or a GPU to themselves
 LEAST_CORES = {"fleet_rate": 2}
 DEADLINE_S = 3600.0
 

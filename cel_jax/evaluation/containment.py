@@ -6,7 +6,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
-from cel_jax.evaluation.trace import Downtime, RunTrace, grouped
+from cel_jax.evaluation.trace import GROUP_WINDOW_S, Downtime, RunTrace, grouped
 
 WINDOW_S = 600.0
 
@@ -25,11 +25,12 @@ class Contained:
         return self.after / self.before
 
 
-def containment(trace: RunTrace, window_s: float = WINDOW_S) -> list[Contained]:
-    """The events that lie at least `window_s` from both ends of their session and had episodes before them."""
+def containment(trace: RunTrace, window_s: float = WINDOW_S, group_s: float = GROUP_WINDOW_S) -> list[Contained]:
+    """The events that lie at least `window_s` from both ends of their session and had episodes before them. group_s:
+    incidents that begin within it are one event; smaller on a compressed clock."""
     ends = sorted(end_s for session in trace.sessions for robot in session.robots for _, end_s in robot.episodes)
     found = []
-    for event in grouped(trace.downtimes):
+    for event in grouped(trace.downtimes, group_s):
         at_s = event[0].start_s
         if not any(s.start_s + window_s <= at_s <= s.end_s - window_s for s in trace.sessions):
             continue
