@@ -83,7 +83,7 @@ def measure(
 ) -> list[Result]:
     """All wanted rows: the ghosts' fleet, then the learner's."""
     results = _fleet(folder, "ghosts", ROWS, robots, injections, wanted, seed, quick, ())
-    learner = ("--config.fleet.learner=True", "--config.fleet.stores=1", "--config.fleet.inference_workers=1",
+    learner = ("--config.fleet.learner=True", "--config.fleet.stores=2", "--config.fleet.inference_workers=1",
                "--config.replay.min_frames=300", "--config.train.batch_size=16", "--config.train.compute_dtype=float32",
                "--config.train.checkpoint_interval_steps=4", "--config.train.sync_interval_steps=4")  # fmt: skip
     results += _fleet(folder, "learner", LEARNER_ROWS, 4, injections, wanted, seed, quick, learner)

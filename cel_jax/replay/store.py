@@ -224,18 +224,27 @@ class ExperienceStore:
 
     def apply_event(self, failure: str, intervals: Iterable[tuple[str, int, int]]) -> bool:
         """One failure's retrieval, raw frames [l, r) per success. False where this failure was applied before."""
+        booked = self._state.booked.get(failure)
+        if booked is None or booked.kind != "failure":
+            raise ValueError(f"store: retrieval for {failure!r}, which is no failure of this store")
+        return self._retrieve(failure, intervals)
+
+    def apply_peer_event(self, failure: str, intervals: Iterable[tuple[str, int, int]]) -> bool:
+        """As `apply_event`, for a failure that another store of the fleet holds."""
+        if failure in self._state.booked:
+            raise ValueError(f"store: retrieval for {failure!r} of another store, but this store holds it")
+        return self._retrieve(failure, intervals)
+
+    def _retrieve(self, failure: str, intervals: Iterable[tuple[str, int, int]]) -> bool:
         found = [Interval(episode, int(left), int(right)) for episode, left, right in intervals]
-        self._check_event(failure, found)
+        self._check_intervals(failure, found)
         if failure in self._state.retrieved:
             return False
         data = {"failure": failure, "rho": self.config.rho, "intervals": [list(interval) for interval in found]}
         self.table.set_weights(self._event("retrieval", data))
         return True
 
-    def _check_event(self, failure: str, intervals: list[Interval]) -> None:
-        booked = self._state.booked.get(failure)
-        if booked is None or booked.kind != "failure":
-            raise ValueError(f"store: retrieval for {failure!r}, which is no failure of this store")
+    def _check_intervals(self, failure: str, intervals: list[Interval]) -> None:
         if len({interval.episode for interval in intervals}) != len(intervals):
             raise ValueError(f"store: retrieval of {failure!r} has two intervals in one episode: {intervals}")
         for episode, left, right in intervals:

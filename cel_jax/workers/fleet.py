@@ -50,11 +50,6 @@ def store_environment(config: RunConfig) -> str:
 def make_stations(config: RunConfig) -> list[Station]:
     """One home, the stores, one training group, the inference workers, and one station per robot."""
     fleet = config.fleet
-    if fleet.learner and fleet.stores > 1:
-        raise ValueError(
-            f"fleet.stores={fleet.stores}: the learner reads one store, the others' episodes would be lost "
-            "to it; take fleet.stores=1, or fleet.learner=False"
-        )
     stations = [_station(HOME, Role.HOME, "home")]
     store_env = store_environment(config)
     stations += [_station(store_name(i), Role.STORE, "store", store_env) for i in range(fleet.stores)]

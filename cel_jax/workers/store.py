@@ -35,7 +35,9 @@ def main() -> None:
     context, config = wiring.context, wiring.config
     folder = wiring.run_dir / "experience" / context.identity.station
     table = make_table(config.replay.table, config.policy.action_horizon, config.replay.uniform_share)
-    store = ExperienceStore(folder, table, StoreConfig.of(config), load_features(wiring.run_dir))
+    limits = StoreConfig.of(config)
+    limits = dataclasses.replace(limits, window_frames=limits.window_frames // config.fleet.stores)
+    store = ExperienceStore(folder, table, limits, load_features(wiring.run_dir))
     jobs = JobQueue()
     worker = StoreWorker(wiring, store, jobs)
     receiver = EpisodeReceiver(folder, worker.on_episode, frames=lambda: store.table.frames)
@@ -73,6 +75,7 @@ class StoreWorker:
             "next_experience": self._next,
             "embedded": self._embedded,
             "apply_event": self._apply,
+            "apply_peer_event": self._apply_peer,
             "sample": self._sample,
             "counters": self._counters,
             "snapshot": self._snapshot,
@@ -131,8 +134,10 @@ class StoreWorker:
         return Reply({})
 
     def _apply(self, request: Request) -> Reply:
-        intervals = [(str(e), int(left), int(right)) for e, left, right in request.header["intervals"]]
-        return Reply({"applied": self._store.apply_event(str(request.header["failure"]), intervals)})
+        return Reply({"applied": self._store.apply_event(str(request.header["failure"]), intervals_of(request))})
+
+    def _apply_peer(self, request: Request) -> Reply:
+        return Reply({"applied": self._store.apply_peer_event(str(request.header["failure"]), intervals_of(request))})
 
     def _sample(self, request: Request) -> Reply:
         try:
@@ -158,6 +163,10 @@ class StoreWorker:
 
         self._store.restore(StoreSnapshot.decode(bytes(request.buffers[0])))
         return Reply({})
+
+
+def intervals_of(request: Request) -> list[tuple[str, int, int]]:
+    return [(str(episode), int(left), int(right)) for episode, left, right in request.header["intervals"]]
 
 
 def read_spooled(path: pathlib.Path) -> Episode:

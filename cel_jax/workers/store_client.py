@@ -48,8 +48,15 @@ class RemoteStore:
         self._call("embedded", {"episode": episode})
 
     def apply_event(self, failure: str, intervals: list[tuple[str, int, int]]) -> bool:
+        return self._apply("apply_event", failure, intervals)
+
+    def apply_peer_event(self, failure: str, intervals: list[tuple[str, int, int]]) -> bool:
+        """For a failure that another store holds."""
+        return self._apply("apply_peer_event", failure, intervals)
+
+    def _apply(self, op: str, failure: str, intervals: list[tuple[str, int, int]]) -> bool:
         header = {"failure": failure, "intervals": [[e, int(left), int(right)] for e, left, right in intervals]}
-        return bool(self._call("apply_event", header).header["applied"])
+        return bool(self._call(op, header).header["applied"])
 
     def sample(self, n: int, seed: int) -> ChunkBatch | None:
         reply = self._call("sample", {"n": n, "seed": seed})

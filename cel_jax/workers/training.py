@@ -5,6 +5,7 @@ python -m cel_jax.workers.training
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from typing import Any
@@ -30,6 +31,7 @@ from cel_jax.recovery.beat import WorkerContext
 from cel_jax.workers.published import keep_published, params_to_bytes
 from cel_jax.workers.published_version import published_version
 from cel_jax.workers.store_client import RemoteStore
+from cel_jax.workers.store_group import StoreGroup
 from cel_jax.workers.wiring import TRAINING, Wiring, store_name
 
 INGEST_ITEMS = 4  # episodes handled between two updates: the learner never stops for a backlog
@@ -40,8 +42,9 @@ METRICS_EVERY_STEPS = 10
 def main() -> None:
     wiring = Wiring.of(WorkerContext.from_env())
     start = load_policy(wiring.start_folder, "float32").with_sampling(wiring.config.policy)
-    with wiring.client(store_name(0)) as client:
-        store = RemoteStore(client)
+    with contextlib.ExitStack() as links:
+        clients = [links.enter_context(wiring.client(store_name(i))) for i in range(wiring.config.fleet.stores)]
+        store = StoreGroup([RemoteStore(client) for client in clients])
         learner = build_learner(wiring, start, store)
         blobs = BlobServer()
         with wiring.server(TRAINING, blobs.handlers()):
@@ -51,7 +54,7 @@ def main() -> None:
     wiring.context.close()
 
 
-def build_learner(wiring: Wiring, start: Policy, store: RemoteStore) -> Learner:
+def build_learner(wiring: Wiring, start: Policy, store: StoreGroup) -> Learner:
     """A learner at the last checkpoint of this run, or at the start policy; its ring rebuilt from the disk cache."""
     config = wiring.config
     checkpoints = CheckpointStore(
@@ -76,7 +79,7 @@ def _embedding_cache(wiring: Wiring, start: Policy) -> EmbeddingCache:
     )
 
 
-def _warm_ring(wiring: Wiring, ingestion: Ingestion, store: RemoteStore) -> None:
+def _warm_ring(wiring: Wiring, ingestion: Ingestion, store: StoreGroup) -> None:
     window = store.reset_learner(wiring.context.identity.worker)
     missing = set(ingestion.warm(window))
     for episode in window:
@@ -84,7 +87,7 @@ def _warm_ring(wiring: Wiring, ingestion: Ingestion, store: RemoteStore) -> None
             store.embedded(episode)
 
 
-def _resume(state: TrainState, checkpoints: CheckpointStore, store: RemoteStore) -> tuple[TrainState, int]:
+def _resume(state: TrainState, checkpoints: CheckpointStore, store: StoreGroup) -> tuple[TrainState, int]:
     """State and policy version. The store keeps its own, newer head; it must be the checkpoint's store."""
     if checkpoints.latest() is None:
         return state, 0
@@ -108,7 +111,7 @@ def _republish(wiring: Wiring, learner: Learner, blobs: BlobServer) -> None:
 class Loop:
     """Between two updates: new experience, a due publication, a due checkpoint, numbers for the record."""
 
-    def __init__(self, wiring: Wiring, start: Policy, store: RemoteStore, learner: Learner, blobs: BlobServer) -> None:
+    def __init__(self, wiring: Wiring, start: Policy, store: StoreGroup, learner: Learner, blobs: BlobServer) -> None:
         self._wiring, self._start, self._store, self._learner, self._blobs = wiring, start, store, learner, blobs
         self._db = rundb.open_db(wiring.run_dir)
         self._events = 0
