@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from cel_jax.planner.samples import Sample
 from cel_jax.planner.sampler import pad_left
+from cel_jax.planner.samples import Sample
 
 Batch = dict[str, np.ndarray]
 

@@ -14,8 +14,6 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from cel_jax.models.gemma import attend
-
 Params: TypeAlias = dict[str, Any]
 Cache: TypeAlias = tuple[jax.Array, jax.Array]  # keys and values, each [L, B, S, K, H]
 
@@ -75,6 +73,15 @@ def rotate(x: jax.Array, position: jax.Array, base: float) -> jax.Array:
     return jnp.concatenate([x1 * cos - x2 * sin, x2 * cos + x1 * sin], axis=-1).astype(x.dtype)
 
 
+def attend(q: jax.Array, k: jax.Array, v: jax.Array, mask: jax.Array) -> jax.Array:
+    """Grouped attention, softmax in float32. q [B, T, N, H], k and v [B, S, K, H], mask bool [B, T, S]."""
+    grouped = q.reshape(*q.shape[:2], k.shape[2], -1, q.shape[-1])
+    logits = jnp.einsum("BTKGH,BSKH->BKGTS", grouped, k, preferred_element_type=jnp.float32)
+    # Finite, so that a row of padding, which sees nothing, gives no NaN.
+    probs = jax.nn.softmax(jnp.where(mask[:, None, None], logits, -1e30), axis=-1).astype(v.dtype)
+    return jnp.einsum("BKGTS,BSKH->BTKGH", probs, v).reshape(q.shape)
+
+
 class Block(nn.Module):
     """One layer; the body of a scan over (activations, cache of this layer)."""
 
@@ -106,7 +113,7 @@ class Block(nn.Module):
         if cache is not None:
             write = functools.partial(jax.lax.dynamic_update_slice_in_dim, start_index=slot, axis=1)
             k, v = write(cache[0], k.astype(cache[0].dtype)), write(cache[1], v.astype(cache[1].dtype))
-        out = attend(q, [(k, v)], mask)
+        out = attend(q, k, v, mask)
         wide = self._weight("o", (c.heads, c.head_dim, c.width), c.heads * c.head_dim, x.dtype)
         return jnp.einsum("BTNH,NHD->BTD", out, wide), None if cache is None else (k, v)
 

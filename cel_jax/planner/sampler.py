@@ -101,7 +101,7 @@ def generate(
 
 def _prefill(
     params: Params, config: DecoderConfig, dtype: str, tokens: jax.Array, valid: jax.Array, steps: int
-) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
+) -> tuple[jax.Array, Any]:
     """Logits after the prompt [B, V], and the cache with room for `steps` more."""
     batch, prompt = tokens.shape
     shape = (config.layers, batch, prompt + steps, config.kv_heads, config.head_dim)
@@ -110,17 +110,20 @@ def _prefill(
     causal = jnp.arange(prompt)[None, :] <= jnp.arange(prompt)[:, None]
     mask = jnp.pad(causal[None] & valid[:, None, :], ((0, 0), (0, 0), (0, steps)))
     x, filled = Decoder(config, dtype).apply({"params": params}, tokens, position, mask, cache, jnp.int32(0))
-    assert filled is not None
     return output_logits(params, x[:, -1]), filled
 
 
 class Sampler:
-    """Responses of one model at fixed weights. Batches are padded to a power of two and to prompt steps."""
+    """Responses of one model at fixed weights.
+
+    Batches are padded to the next of `rows` (beyond, to a power of two) and to prompt steps: every shape compiles once.
+    """
 
     def __init__(
         self, params: Params, config: DecoderConfig, end_id: int, max_prompt_tokens: int, max_response_tokens: int,
-        dtype: str = "float32",
+        dtype: str = "float32", rows: Sequence[int] = (),
     ) -> None:  # fmt: skip
+        self._rows = sorted(rows)
         self.config, self.dtype, self.end_id = config, dtype, end_id
         self.max_prompt_tokens, self.max_response_tokens = max_prompt_tokens, max_response_tokens
         self.set_params(params)
@@ -143,7 +146,7 @@ class Sampler:
         """One response for each prompt, each with its own settings and seed."""
         for prompt in prompts:
             self.check_length(prompt)
-        rows = 1 << (len(prompts) - 1).bit_length()
+        rows = next((r for r in self._rows if r >= len(prompts)), 1 << (len(prompts) - 1).bit_length())
         tokens, valid = pad_left([*prompts, *[[self.end_id]] * (rows - len(prompts))], self.max_prompt_tokens)
         settings = [*settings, *[Sampling(max_tokens=1)] * (rows - len(prompts))]
         padded = np.array([*seeds, *[0] * (rows - len(prompts))], np.uint32)
@@ -166,7 +169,7 @@ def _controls(settings: Sequence[Sampling]) -> dict[str, np.ndarray]:
 
 
 def pad_left(prompts: Sequence[Sequence[int]], limit: int) -> tuple[np.ndarray, np.ndarray]:
-    """(tokens int32 [B, P], valid bool [B, P]) with P the longest prompt, rounded up, at most `limit` or that length."""
+    """(tokens int32 [B, P], valid bool [B, P]) with P the longest prompt rounded up, as far as `limit` allows."""
     longest = max(len(prompt) for prompt in prompts)
     slots = max(longest, min(limit, -(-longest // PROMPT_STEP) * PROMPT_STEP))
     tokens, valid = np.zeros((len(prompts), slots), np.int32), np.zeros((len(prompts), slots), bool)
