@@ -70,9 +70,11 @@ class _Call:
         """The frames to send. A call that waited for a connection tells the server how long it still waits, and goes
         out under the epoch of the connection that carries it."""
         left_s = self.deadline_s - time.monotonic()
-        if self.epoch == epoch and self.request.deadline_s - left_s < _STALE_S:
-            return self.frames
-        self.request = dataclasses.replace(self.request, epoch=epoch)
+        if self.epoch != epoch:
+            self.request = dataclasses.replace(self.request, epoch=epoch)
+            self.frames = encode_request(self.request)
+        if self.request.deadline_s - left_s < _STALE_S:
+            return self.frames or encode_request(self.request)
         return encode_request(dataclasses.replace(self.request, deadline_s=max(0.0, left_s)))
 
 
@@ -354,15 +356,11 @@ class Client:
                 if not self._outbox:
                     return
                 call = self._calls[self._outbox[0]]
-                frames = call.fresh_frames(self._epoch)
-                call.is_sent = True  # from here on an epoch that advances ends it
-            try:
-                self._socket.send_multipart(frames, zmq.NOBLOCK, copy=False)
-            except zmq.Again:
-                call.is_sent = False
-                return
-            call.frames = ()
-            with self._lock:
+                try:  # under the lock: an epoch that advances finds each call either sent or not
+                    self._socket.send_multipart(call.fresh_frames(self._epoch), zmq.NOBLOCK, copy=False)
+                except zmq.Again:
+                    return
+                call.is_sent, call.frames = True, ()
                 self._outbox.popleft()
 
     def _expire(self) -> float:

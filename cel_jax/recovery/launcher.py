@@ -22,6 +22,7 @@ from typing import Any
 from cel_jax.recovery import process, rundb, rundb_fleet, settings, wire
 from cel_jax.recovery.agent import journal_path
 from cel_jax.recovery.journal import read_journal
+from cel_jax.recovery.placement import Starter, open_starter
 from cel_jax.recovery.registry_journal import replay
 from cel_jax.recovery.stations import Station
 from cel_jax.recovery.status import Status
@@ -50,12 +51,14 @@ def run(
     fleet = fleet or settings.FleetSettings()
     lock = process.lock_file(wire.control_dir(run_dir) / "launcher.lock")
     db = rundb.open_db(run_dir)
+    starter = open_starter(fleet.recovery.placement)
     try:
         settings.save(run_dir, fleet)
         rundb_fleet.begin_run(db, stations)
         nodes = sorted({station.placement.node for station in stations})
-        return _Run(run_dir, db, on_tick, fleet, nodes).run()
+        return _Run(run_dir, db, on_tick, fleet, nodes, starter).run()
     finally:
+        starter.close()
         db.close()
         process.close(lock)
 
@@ -67,6 +70,7 @@ class _Run:
     on_tick: OnTick
     fleet: settings.FleetSettings
     nodes: list[str]
+    starter: Starter
     interrupts: int = 0
     failure: str = ""
     error: Exception | None = None
@@ -92,7 +96,13 @@ class _Run:
         base = [sys.executable, "-m"]
         where = ["--run_dir", str(self.run_dir)]
         agents = [
-            Supervised(self.run_dir, f"agent-{node}", [*base, "cel_jax.recovery.agent", *where, "--node", node])
+            Supervised(
+                self.run_dir,
+                f"agent-{node}",
+                [*base, "cel_jax.recovery.agent", *where, "--node", node],
+                node,
+                self.starter,
+            )
             for node in self.nodes
         ]
         return [*agents, Supervised(self.run_dir, "controller", [*base, "cel_jax.recovery.controller", *where])]

@@ -3,12 +3,11 @@ and again, and then with its own last words."""
 
 from __future__ import annotations
 
-import signal
-import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
 from cel_jax.recovery import process, settings, wire
+from cel_jax.recovery.placement import Child, LocalStarter, Starter
 from cel_jax.recovery.pulse import PulseWatch
 
 QUICK_DEATH_S = 5.0
@@ -17,15 +16,17 @@ RESTART_DELAY_S = 0.1
 
 
 class Supervised:
-    """One child of the launcher. `failure` is set once it must not be started again."""
+    """One child of the launcher. `failure` is set once it must not be started again. node, starter: where it runs."""
 
-    def __init__(self, run_dir: Path, name: str, argv: Sequence[str]) -> None:
+    def __init__(
+        self, run_dir: Path, name: str, argv: Sequence[str], node: str = "local", starter: Starter | None = None
+    ) -> None:
         self.name, self.failure = name, ""
-        self._argv = list(argv)
+        self._argv, self._node, self._starter = list(argv), node, starter or LocalStarter()
         self._log = run_dir / "logs" / f"{name}.log"
         self._pulse_path = wire.control_dir(run_dir) / f"{name}.pulse"
         self._quick_deaths, self._next_s = 0, 0.0
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: Child | None = None
 
     def step(self, now_s: float, hang_timeout_s: float) -> None:
         """Starts it if it does not run, kills it if its pulse stands still."""
@@ -33,19 +34,21 @@ class Supervised:
             if now_s >= self._next_s:
                 self._start(now_s)
             return
-        if self._process.poll() is not None:
-            self._died(now_s)
+        code = self._process.poll()
+        if code is not None:
+            self._died(code, now_s)
+        elif not self._process.placed:  # its node is not there yet
+            self._pulse, self._started_s = PulseWatch(self._pulse_path, now_s), now_s
         elif self._pulse.still_s(now_s) > hang_timeout_s:
             self._process.kill()
 
     def _start(self, now_s: float) -> None:
-        self._process = process.start(self._argv, settings.child_env(), self._log)
+        self._process = self._starter.start(self._node, self._argv, settings.child_env(), self._log)
         self._pulse = PulseWatch(self._pulse_path, now_s)
         self._started_s = now_s
 
-    def _died(self, now_s: float) -> None:
-        assert self._process is not None
-        how = process.describe_exit(self._process.returncode)
+    def _died(self, code: int, now_s: float) -> None:
+        how = process.describe_exit(code)
         quick = now_s - self._started_s < QUICK_DEATH_S
         self._quick_deaths = self._quick_deaths + 1 if quick else 0
         self._process, self._next_s = None, now_s + RESTART_DELAY_S
@@ -58,8 +61,8 @@ class Supervised:
         if self._process is None:
             return
         if grace_s > 0:
-            process.signal_process(self._process.pid, signal.SIGTERM)
+            self._process.terminate()
             process.wait_until(lambda: self._process is None or self._process.poll() is not None, grace_s)
         self._process.kill()
-        self._process.wait(timeout=10.0)
+        self._process.wait(10.0)
         self._process = None
