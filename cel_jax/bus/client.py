@@ -31,12 +31,11 @@ from cel_jax.bus.errors import (
 )
 from cel_jax.bus.failures import Counters, Failure, OnFailure
 from cel_jax.bus.identity import Identity
+from cel_jax.bus.io_thread import IoThread
 from cel_jax.bus.message import Limits, Reply, Request, check_size, decode_reply, encode_request
 from cel_jax.bus.security import ClientCurve, apply_client_curve
-from cel_jax.bus.wakeup import Waker
 
 _log = logging.getLogger(__name__)
-_CLOSE_S = 5.0
 _MARGIN_S = 5.0  # beyond its deadline a call ends even when the io thread is gone
 _IDLE_S = 1.0
 _RECEIVE_BURST = 64
@@ -110,13 +109,13 @@ class Client:
         self._calls: dict[int, _Call] = {}
         self._outbox: collections.deque[int] = collections.deque()
         self._numbers = itertools.count(1)
-        self._waker, self._closing, self._connected = Waker(), threading.Event(), threading.Event()
+        self._connected = threading.Event()
         self._last_stranger, self._redial_s = "", math.inf
         self._socket = self._make_socket()
         self._monitor = self._socket.get_monitor_socket(_EVENTS)
         self._socket.connect(endpoint)
-        self._thread = threading.Thread(target=self._guarded_run, name=f"call-{expected_station}", daemon=True)
-        self._thread.start()
+        self._io = IoThread(f"call-{expected_station}", self._guarded_run)
+        self._io.start()
 
     @property
     def connected(self) -> bool:
@@ -167,15 +166,9 @@ class Client:
 
     def close(self) -> None:
         """Ends every wait with ClientClosed. Idempotent."""
-        with self._lock:
-            if self._closing.is_set():
-                return
-            self._closing.set()
-        self._waker.wake()
-        self._thread.join(_CLOSE_S)
-        if self._thread.is_alive():
-            raise BusError(f"client of {self.expected_station!r} did not stop in {_CLOSE_S} s: a callback is stuck")
-        self._waker.close()
+        with self._lock:  # no call comes in after this
+            self._io.end()
+        self._io.close("a callback is stuck")
 
     def __enter__(self) -> Client:
         return self
@@ -187,13 +180,13 @@ class Client:
 
     def _enqueue(self, number: int, call: _Call) -> None:
         with self._lock:
-            if self._closing.is_set() or not self._thread.is_alive():
+            if not self._io.serves:
                 raise ClientClosed(self._describe(call.op, "the client is closed"))
             if len(self._calls) >= self._max_in_flight:
                 raise BoundReached(self._describe(call.op, f"{self._max_in_flight} calls are in flight already"))
             self._calls[number] = call
             self._outbox.append(number)
-            self._waker.wake()
+            self._io.waker.wake()
 
     def _end_calls(self, which: Any, error: type[BusError], detail: str) -> int:
         with self._lock:
@@ -234,7 +227,7 @@ class Client:
             _log.exception("client of station %s died", self.expected_station)
             self._report("thread_died", detail)
         finally:
-            self._closing.set()
+            self._io.end()
             self._end_calls(lambda call: True, ClientClosed, detail)
             self._connected.clear()
             self._socket.disable_monitor()
@@ -243,14 +236,14 @@ class Client:
 
     def _run(self) -> None:
         poller = zmq.Poller()
-        poller.register(self._waker.fd, zmq.POLLIN)
+        poller.register(self._io.waker.fd, zmq.POLLIN)
         poller.register(self._monitor, zmq.POLLIN)
         wait_s = 0.0
-        while not self._closing.is_set():
+        while not self._io.ending:
             poller.register(self._socket, zmq.POLLIN | (zmq.POLLOUT if self._outbox else 0))
             ready = dict(poller.poll(max(0, int(wait_s * 1e3 + 0.999))))
-            if self._waker.fd in ready:
-                self._waker.drain()
+            if self._io.waker.fd in ready:
+                self._io.waker.drain()
             self._receive()  # before the monitor: a reply that came ahead of a disconnect still counts
             if self._monitor in ready:
                 self._follow_connection()
@@ -294,7 +287,7 @@ class Client:
             except zmq.Again:
                 return
             self._take([frame.buffer for frame in frames])
-        self._waker.wake()
+        self._io.waker.wake()
 
     def _take(self, frames: Sequence[Buffer]) -> None:
         try:

@@ -58,7 +58,7 @@ class Courier:
         self._spool, self._stores = spool, {client.expected_station: client for client in stores}
         self._bucket, self._piece_bytes = TokenBucket(limit_bytes_s, 2 * piece_bytes), piece_bytes
         self._hold_s, self._poll_s, self._max_backoff_s = hold_s, poll_s, max_backoff_s
-        self._on_stored, self._on_failure = on_stored, on_failure
+        self._on_stored, self._on_failure, self._death = on_stored, on_failure, ""
         self._declined_s: dict[str, float] = {}  # store -> when it last had no room
         self.latency = Histogram()  # from the label to the store's acknowledgement
         self.counters, self._stop, self._wake = Counters(), threading.Event(), threading.Event()
@@ -68,6 +68,11 @@ class Courier:
     def notify(self) -> None:
         """Looks into the spool now instead of at the next poll."""
         self._wake.set()
+
+    def check(self) -> None:
+        """Raises TransferError where its thread died: nothing would be delivered any more."""
+        if self._death:
+            raise TransferError(f"the courier died: {self._death}")
 
     def close(self) -> None:
         """Stops after the piece that is on its way; the rest stays in the spool. Does not close the clients."""
@@ -88,7 +93,8 @@ class Courier:
             self._run()
         except Exception as error:
             _log.exception("courier died")
-            self._report("thread_died", "", f"courier: {type(error).__name__}: {error}")
+            self._death = f"{type(error).__name__}: {error}"
+            self._report("thread_died", "", f"courier: {self._death}")
 
     def _run(self) -> None:
         backoff_s = 0.0

@@ -8,7 +8,6 @@ import heapq
 import itertools
 import logging
 import os
-import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -21,16 +20,15 @@ from cel_jax.bus.endpoints import prepare_bind
 from cel_jax.bus.errors import BindError, BusError, EpochAdvanced, StaleIdentity, WireError
 from cel_jax.bus.failures import Counters, Failure, OnFailure
 from cel_jax.bus.identity import Identity, Registry
+from cel_jax.bus.io_thread import IoThread
 from cel_jax.bus.message import Limits, Reply, Request, decode_request, encode_reply
 from cel_jax.bus.security import ZAP_ENDPOINT, ServerCurve, answer_zap, apply_server_curve
-from cel_jax.bus.wakeup import Waker
 
 Handler = Callable[[Request], Reply | Deferred]
 Tick = Callable[[], float]
 _log = logging.getLogger(__name__)
 _RECEIVE_BURST = 64  # messages taken before answers and timers get their turn
 _IDLE_S = 1.0
-_CLOSE_S = 5.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,11 +75,10 @@ class Server:
         self._expiries: list[tuple[float, int]] = []
         self._numbers = itertools.count()
         self._outbox: collections.deque[tuple[_Route, Reply]] = collections.deque()
-        self._waker, self._closing, self._fatal = Waker(), threading.Event(), ""
+        self._io = IoThread(f"serve-{identity.station}", self._guarded_run)
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self.endpoint = self._bind(endpoint)
-        self._thread = threading.Thread(target=self._guarded_run, name=f"serve-{identity.station}", daemon=True)
-        self._thread.start()
+        self._io.start()
 
     def advance_epoch(self, epoch: int) -> None:
         """The connection group was rebuilt: requests of older epochs are refused from now on."""
@@ -89,14 +86,7 @@ class Server:
 
     def close(self) -> None:
         """Stops serving; callers that still wait see PeerLost. Idempotent."""
-        if self._closing.is_set():
-            return
-        self._closing.set()
-        self._waker.wake()
-        self._thread.join(_CLOSE_S)
-        if self._thread.is_alive():
-            raise BusError(f"server of {self.identity.station!r} did not stop in {_CLOSE_S} s: a handler is stuck")
-        self._waker.close()
+        self._io.close("a handler is stuck")
 
     def __enter__(self) -> Server:
         return self
@@ -148,9 +138,8 @@ class Server:
         try:
             self._run()
         except Exception as error:
-            self._fatal = f"{type(error).__name__}: {error}"
             _log.exception("server of station %s died", self.identity.station)
-            self._report("thread_died", self._fatal)
+            self._report("thread_died", f"{type(error).__name__}: {error}")
         finally:
             for deferred in self._open.values():
                 deferred.abandon()
@@ -159,14 +148,14 @@ class Server:
     def _run(self) -> None:
         poller = zmq.Poller()
         poller.register(self._socket, zmq.POLLIN)
-        poller.register(self._waker.fd, zmq.POLLIN)
+        poller.register(self._io.waker.fd, zmq.POLLIN)
         if self._zap:
             poller.register(self._zap, zmq.POLLIN)
         wait_s = 0.0
-        while not self._closing.is_set():
+        while not self._io.ending:
             ready = dict(poller.poll(max(0, int(wait_s * 1e3 + 0.999))))
-            if self._waker.fd in ready:
-                self._waker.drain()
+            if self._io.waker.fd in ready:
+                self._io.waker.drain()
             if self._zap in ready:
                 self._authenticate()
             self._receive()
@@ -188,7 +177,7 @@ class Server:
             except zmq.Again:
                 return
             self._take(frames[0].bytes, [frame.buffer for frame in frames[1:]], self._key_name(frames))
-        self._waker.wake()  # more may wait
+        self._io.waker.wake()  # more may wait
 
     def _key_name(self, frames: Sequence[zmq.Frame]) -> str:
         """The name of the key on whose connection a message came; libzmq notes it with every frame."""
@@ -248,8 +237,8 @@ class Server:
 
     def _post(self, route: _Route, reply: Reply) -> None:
         self._outbox.append((route, reply))
-        if threading.current_thread() is not self._thread:
-            self._waker.wake()
+        if not self._io.is_current:
+            self._io.waker.wake()
 
     def _send(self) -> None:
         while self._outbox:

@@ -31,6 +31,7 @@ from cel_jax.recovery.stations import WorkerState
 
 POLL_S = 1.0  # at most; what is queued here wakes the thread at once
 ORPHAN_EXIT_CODE = 75
+BROKEN_EXIT_CODE = 76
 STOP_GRACE_S = 10.0
 REQUIRED_ENV = ("CEL_RUN_DIR", "CEL_STATION", "CEL_WORKER", "CEL_ROLE", "CEL_CONTROL")
 
@@ -153,6 +154,11 @@ class WorkerContext:
             message["suspect"] = [suspect.station, suspect.worker, suspect.role]
         self._outbox.put_nowait(message)
         self._waker.wake()
+
+    def give_up(self, reason: str) -> None:
+        """Ends this process at once: a part of it died that its main loop would not notice. It is started again."""
+        print(f"{self.identity.worker}: ends: {reason}", file=sys.stderr, flush=True)
+        self._exit(BROKEN_EXIT_CODE)
 
     def close(self) -> None:
         """Stops beating once what was queued is out. The process should end next."""

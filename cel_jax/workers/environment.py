@@ -13,7 +13,7 @@ from collections.abc import Iterator
 
 from cel_jax.bus.channels import ObservationClient
 from cel_jax.bus.courier import Courier
-from cel_jax.bus.errors import BusError
+from cel_jax.bus.errors import BusError, ClientClosed
 from cel_jax.bus.spool import Spool
 from cel_jax.data.episode import EpisodeHeader, Label, Outcome
 from cel_jax.data.frame_log import encode_label
@@ -91,7 +91,7 @@ def _links(wiring: Wiring) -> Iterator[tuple[ObservationClient, Spool, Courier]]
 
 
 def _collect(wiring: Wiring, robot: Robot, infer: ObservationClient, spool: Spool, courier: Courier) -> None:
-    """Episodes until the stop. One failed request ends its episode, never the worker."""
+    """Episodes until the stop. One failed request ends its episode, never the worker; a dead part of it does."""
     context, in_a_row = wiring.context, 0
     for number in itertools.count():
         while context.paused() and not context.should_stop():
@@ -99,6 +99,7 @@ def _collect(wiring: Wiring, robot: Robot, infer: ObservationClient, spool: Spoo
         if context.should_stop():
             return
         context.progress(f"episode {number}")
+        courier.check()
         try:
             run_one(wiring, robot, infer, spool, f"{context.identity.worker}-{number:05d}")
             courier.notify()
@@ -106,6 +107,8 @@ def _collect(wiring: Wiring, robot: Robot, infer: ObservationClient, spool: Spoo
             in_a_row = 0
         except Stopped:
             return
+        except ClientClosed:  # its thread died: no later episode would do better
+            raise
         except BusError as error:
             context.report("episode abandoned", f"{context.identity.station}: {error}")
             context.stop_event.wait(min(MAX_WAIT_S, PAUSE_S * 2**in_a_row))  # a full disk stays full for a while

@@ -24,6 +24,7 @@ from cel_jax.data.episode import Features, features_from_dict
 from cel_jax.recovery import wire
 from cel_jax.recovery.beat import WorkerContext
 from cel_jax.recovery.settings import write_atomically
+from cel_jax.recovery.stations import Role
 
 HOME, TRAINING, GATE = "home", "training", "gate"
 SERVER_KEY, ROLE_KEYS = "server", ("environment", "inference", "home")
@@ -150,7 +151,12 @@ class Wiring:
         return ServerCurve(load_keys(folder, SERVER_KEY), load_allow_list(folder), roles)
 
     def report(self, failure: Failure) -> None:
-        self.context.report(failure.kind, f"{failure.station} at {failure.endpoint}: {failure.detail}")
+        """Sends a failure up. A dead bus thread ends the worker, except at a robot: there the main loop meets it and
+        stops the robot first."""
+        detail = f"{failure.station} at {failure.endpoint}: {failure.detail}"
+        self.context.report(failure.kind, detail)
+        if failure.kind == "thread_died" and self.context.identity.role != Role.ENVIRONMENT.value:
+            self.context.give_up(detail)
 
     @property
     def policy_folder(self) -> Path:
