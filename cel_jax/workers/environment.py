@@ -31,13 +31,13 @@ def main() -> None:
     wiring = Wiring.of(WorkerContext.from_env())
     context = wiring.context
     robot = open_robot(wiring)
-    robot.connect()
-    try:
-        with _links(wiring) as (infer, spool, courier):
+    with _links(wiring) as (infer, spool, courier):  # before the robot: it is never on without a line to its commander
+        try:
+            robot.connect()
             context.ready()
             _collect(wiring, robot, infer, spool, courier)
-    finally:
-        robot.disconnect()
+        finally:
+            robot.disconnect()
     context.close()
 
 

@@ -188,6 +188,18 @@ def test_injected_faults_are_raised_until_they_end(tmp_path: Path, kind: str, er
     assert well.get_observation().state.shape == (3,)
 
 
+def test_a_robot_that_is_away_cannot_be_connected_and_goes_on_where_it_is(tmp_path: Path) -> None:
+    path = tmp_path / "fault"
+    path.write_text("away")
+    ghost = make_ghost(tmp_path, faults=FaultFile(path))
+    with pytest.raises(RobotError, match="does not answer"):
+        ghost.connect()
+    ghost.reset(0)
+    assert ghost.get_observation().state.shape == (3,)
+    path.unlink()
+    make_ghost(tmp_path, faults=FaultFile(path)).connect()
+
+
 def test_a_frozen_camera_repeats_its_capture_time(tmp_path: Path) -> None:
     path = tmp_path / "fault"
     path.write_text("frozen_camera")
