@@ -97,7 +97,10 @@ def test_pauses_by_faults_and_all_pauses_are_replaced() -> None:
 
 def test_a_restart_that_waits_for_repair_costs_more_and_nobody_waits_for_who_never_returns(run: Path) -> None:
     found = trace.read_trace(run)
-    stops = [(begin - START_S, end - START_S) for begin, end in trace_variants.until_repaired(found.downtimes, 120.0)]
+    stops = [
+        (begin - START_S, end - START_S)
+        for begin, end in trace_variants.until_repaired(trace.grouped(found.downtimes), 120.0)
+    ]
     assert stops == [(600.0, 900.0), (5000.0, 5120.0)]
     shares = {name: one.share for name, one in trace_variants.variants(found).items()}
     assert shares["as recorded"] == 1.0
