@@ -83,13 +83,24 @@ class Updates:
 
     def __init__(self, policy: Policy, version: int, stop: threading.Event) -> None:
         self._current: tuple[Policy, int] = (policy, version)
-        self._stop = stop
+        self._stop, self._error = stop, None
+
+    _error: Exception | None
 
     def newest(self) -> tuple[Policy, int]:
+        """Raises what ended the thread: to serve an old version for ever would be silent."""
+        if self._error is not None:
+            raise self._error
         return self._current
 
     def follow(self, training: Any) -> None:
         """A learner that is away is no reason to stop serving: the present version stays."""
+        try:
+            self._follow(training)
+        except Exception as error:  # raised in the serving loop by `newest`
+            self._error = error
+
+    def _follow(self, training: Any) -> None:
         while not self._stop.wait(POLL_S):
             policy, version = self._current
             try:
