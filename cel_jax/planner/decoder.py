@@ -46,7 +46,7 @@ def preset(name: str, vocab_size: int) -> DecoderConfig:
         "debug": DecoderConfig(vocab_size, 16, 2, 2, 1, 8, 32, qk_norm=True),
     }
     if name not in sizes:
-        raise ValueError(f"unknown model preset {name!r}; known are {sorted(sizes)} and smollm2")
+        raise ValueError(f"unknown model preset {name!r}; known are {sorted(sizes)}")
     return sizes[name]
 
 
