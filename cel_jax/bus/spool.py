@@ -155,6 +155,8 @@ class Spool:
         with self._lock:
             remove_durably(self._path(episode_id, "labelled"))
             remove_durably(self._path(episode_id, "store"))
+            self._checked.pop(episode_id, None)
+            self.damaged.pop(episode_id, None)
 
     def drop_partials(self) -> list[str]:
         """Drops the running episodes of dead workers: all that are not this worker's. Returns their file names."""
@@ -189,7 +191,9 @@ class Spool:
         return self.folder / f"{check_id(episode_id)}.{state}"
 
     def _find(self, episode_id: str) -> list[pathlib.Path]:
-        return [*self.folder.glob(f"{episode_id}.*"), *self.folder.glob(f"{episode_id}~*")]
+        """By name and not by a pattern: patterns are compiled and kept, one for each episode."""
+        begins = (f"{episode_id}.", f"{episode_id}~")
+        return [self.folder / name for name in sorted(os.listdir(self.folder)) if name.startswith(begins)]
 
     def _free_up(self, episode_id: str) -> None:
         with self._lock:

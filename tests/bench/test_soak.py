@@ -7,7 +7,7 @@ import os
 import numpy as np
 import pytest
 
-from bench.soak import Sample, settled, slope, take_sample
+from bench.soak import Sample, descriptors, settled, slope, take_sample
 
 
 def test_a_leak_is_seen_and_noise_is_not() -> None:
@@ -34,3 +34,10 @@ def test_a_sample_reads_this_process() -> None:
     with open(os.devnull) as _, open(os.devnull):
         during = take_sample({"me": [os.getpid()]})
     assert during.descriptors["me"] == before.descriptors["me"] + 2 and during.rss_bytes["me"] > 1e6
+
+
+def test_a_descriptor_that_is_open_for_a_moment_is_no_leak() -> None:
+    counts = [10, 11] * 10 + [12, 10, 10, 11] * 5
+    samples = [Sample(float(second), {}, {"x": count}) for second, count in enumerate(counts)]
+    assert descriptors(samples) == (10.5, 10.5)
+    assert descriptors([*samples, *[Sample(99.0, {}, {"x": 20})] * 10])[1] == 20
