@@ -28,7 +28,11 @@ CROP_BOXES: dict[str, tuple[Box | None, Box]] = {
 
 
 class DamagedImage(ValueError):
-    """Bytes that are not a whole image; the message names episode, camera and step."""
+    """Bytes that are not a whole image; the message names episode, camera and step. episode: whose image it is."""
+
+    def __init__(self, message: str, episode: str = "?") -> None:
+        super().__init__(message)
+        self.episode = episode
 
 
 def crop_box(task: str, camera: str) -> Box | None:
@@ -52,7 +56,8 @@ def decode_jpeg(data: bytes, episode: str = "?", camera: str = "?", step: int = 
     except ValueError as error:
         raise DamagedImage(
             f"episode {episode}, camera {camera}, step {step}: {len(data)} bytes are not a whole JPEG ({error}); "
-            "restore the file from its source or leave the episode out"
+            "restore the file from its source or leave the episode out",
+            episode,
         ) from error
 
 

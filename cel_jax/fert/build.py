@@ -7,9 +7,9 @@ import threading
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
+from jax.stages import Compiled
 
 from cel_jax.config import RunConfig, TrainConfig
 from cel_jax.data.images import encode_jpeg
@@ -21,21 +21,34 @@ from cel_jax.fert.embedding import Embedder
 from cel_jax.fert.embedding_cache import EmbeddingCache
 from cel_jax.fert.ingestion import Ingestion, Retriever
 from cel_jax.fert.interfaces import Store
-from cel_jax.fert.learner import Learner
-from cel_jax.fert.ring import SuccessRing
+from cel_jax.fert.learner import PREFETCH, Learner
+from cel_jax.fert.ring_room import make_ring
 from cel_jax.fert.sharding import make_mesh, put_batch
-from cel_jax.fert.trainer import TrainState, TrainStep, create_state, make_optimizer, make_train_step
+from cel_jax.fert.trainer import Frozen, TrainState, cast_frozen, create_state, make_optimizer, make_train_step
 from cel_jax.models.inputs import ModelInputs
+from cel_jax.models.params_io import cast
 from cel_jax.models.pi0 import flow_loss, vision_tokens
-from cel_jax.models.policy import Policy
+from cel_jax.models.policy import Policy, serving_dtype
+from cel_jax.models.presets import Pi0Config, frozen_path
 from cel_jax.models.tokenizer import make_tokenizer, tokenize
 from cel_jax.replay.chunks import ChunkBatch
 
 
 def start_state(start: Policy, config: TrainConfig, mesh: Mesh) -> TrainState:
-    """The training state at step 0 with the start policy's weights (float32)."""
-    rng = jax.random.key_data(jax.random.key(config.seed))
-    return create_state(start.params, make_optimizer(config), config, mesh, rng)
+    """The training state at step 0 with the start policy's weights: float32 masters; what LoRA freezes is bfloat16."""
+    rng, frozen = jax.random.key_data(jax.random.key(config.seed)), frozen_leaves(start.config)
+    params = start.params if frozen is None else cast_frozen(start.params, frozen)
+    return create_state(params, make_optimizer(config, frozen), config, mesh, rng)
+
+
+def frozen_leaves(network: Pi0Config) -> Frozen | None:
+    """Which leaves are not trained; None: all are."""
+    return functools.partial(frozen_path, network) if network.lora else None
+
+
+def training_network(network: Pi0Config, config: TrainConfig) -> Pi0Config:
+    """The network as it is trained: in `compute_dtype`, but on a CPU in float32, where bfloat16 is slower."""
+    return serving_dtype(network, None if jax.default_backend() == "cpu" else config.compute_dtype)
 
 
 def build_learner(
@@ -47,7 +60,7 @@ def build_learner(
     checkpoints: CheckpointStore | None = None,
     policy_version: int = 0,
     cache: EmbeddingCache | None = None,
-    retriever: Retriever = retrieval.retrieve,
+    retriever: Retriever = retrieval.retrieve_many,
 ) -> tuple[Learner, Ingestion]:
     """A learner whose step is compiled, and its ingestion with an empty ring. The retrieval tower is `start`'s.
 
@@ -55,9 +68,10 @@ def build_learner(
     """
     train = config.train
     mesh, maker = make_mesh(train.fsdp_devices), make_batch_maker(start, config.task.prompt)
-    step = _compiled_step(start, train, maker, state, mesh)
+    batch = put_batch(maker(_example_chunks(start, train.batch_size // jax.process_count())), mesh)
+    step = _compiled_step(start, train, state, batch, mesh)
     embedder = make_embedder(start)
-    ring = SuccessRing(_embedding_dim(start, embedder), config.replay.window_frames)
+    ring = make_ring(_embedding_dim(start, embedder), config, mesh, _step_bytes(step, batch))
     ingestion = Ingestion(store, ring, embedder, Decoder(), config.fert, lock, cache, retriever=retriever)
     learner = Learner(
         store, ingestion, ring, maker, step, state, mesh, train, config.replay.min_frames, lock, checkpoints,
@@ -66,12 +80,19 @@ def build_learner(
     return learner, ingestion
 
 
-def _compiled_step(start: Policy, config: TrainConfig, maker: BatchMaker, state: TrainState, mesh: Mesh) -> TrainStep:
-    """The training step, compiled while the robots collect their first episodes."""
-    loss = policy_loss(flow_loss, ModelInputs, start.config)
-    step = make_train_step(loss, make_optimizer(config), mesh, config)
-    step(jax.tree.map(jnp.copy, state), put_batch(maker(_example_chunks(start, config.batch_size)), mesh))
-    return step
+def _compiled_step(start: Policy, config: TrainConfig, state: TrainState, batch: Any, mesh: Mesh) -> Compiled:
+    """The training step, compiled (and not run: a second state need not fit) while the robots collect."""
+    loss = policy_loss(flow_loss, ModelInputs, training_network(start.config, config))
+    frozen = frozen_leaves(start.config)
+    return make_train_step(loss, make_optimizer(config, frozen), mesh, config, frozen).lower(state, batch).compile()
+
+
+def _step_bytes(step: Compiled, batch: Any) -> int:
+    """What an update needs on a device beside the state: temporaries, and the batches that are made ahead."""
+    analysis = step.memory_analysis()
+    temporary = 0 if analysis is None else int(analysis.temp_size_in_bytes)
+    shards = [leaf.addressable_shards[0].data.nbytes for leaf in jax.tree.leaves(batch)]
+    return temporary + (PREFETCH + 1) * sum(shards)
 
 
 def _example_chunks(policy: Policy, size: int) -> ChunkBatch:
@@ -94,11 +115,15 @@ def make_batch_maker(start: Policy, prompt: str) -> BatchMaker:
 
 
 def make_embedder(policy: Policy) -> Embedder:
-    """Retrieval embeddings: the tower's tokens, or object poses in `state` mode (equations 2 and 3)."""
+    """Retrieval embeddings: the tower's tokens, or object poses in `state` mode (equations 2 and 3).
+
+    The tower is kept in the dtype that it is served in, and nothing else of the policy.
+    """
     if not policy.config.image_keys:
         return Embedder(None, policy.norm_stats)
-    vision = functools.partial(_vision, policy.config)
-    return Embedder(vision, policy.norm_stats, policy.config.image_keys, policy.params)
+    network = serving_dtype(policy.config, None)
+    tower = {"PaliGemma": {"img": cast(policy.params["PaliGemma"]["img"], network.dtype)}}
+    return Embedder(functools.partial(_vision, network), policy.norm_stats, network.image_keys, tower)
 
 
 def _vision(config: Any, params: Any, images: jax.Array) -> jax.Array:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import collections
 import concurrent.futures
 import os
 from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
-from cel_jax.data.images import decode_jpeg
+from cel_jax.data.images import DamagedImage, decode_jpeg
 
 
 class Decoder:
@@ -21,7 +22,7 @@ class Decoder:
     def __call__(self, images: Mapping[str, Sequence[bytes]], keys: Sequence[tuple[str, int]]) -> dict[str, np.ndarray]:
         """camera -> uint8 [n, h, w, 3]. keys: (episode, step) of each image, for the error message.
 
-        Raises DamagedImage for bytes that are no image, ValueError for images of different sizes.
+        Raises DamagedImage for bytes that are no image, or for an image of another size than the others.
         """
         return {camera: self._camera(camera, data, keys) for camera, data in images.items()}
 
@@ -30,9 +31,11 @@ class Decoder:
             lambda item: decode_jpeg(item[0], item[1][0], camera, item[1][1]), zip(data, keys, strict=True)
         )
         frames = list(decoded)
-        sizes = {frame.shape for frame in frames}
-        if len(sizes) != 1:
-            raise ValueError(f"camera {camera}: images of {sorted(sizes)} in one batch, expected one size; {keys[:3]}")
+        usual = collections.Counter(frame.shape for frame in frames).most_common(1)[0][0]
+        for frame, (episode, step) in zip(frames, keys, strict=True):
+            if frame.shape != usual:
+                where = f"episode {episode}, camera {camera}, step {step}"
+                raise DamagedImage(f"{where}: an image of {frame.shape}, expected {usual} as the others", episode)
         return np.stack(frames)
 
     def close(self) -> None:

@@ -21,6 +21,11 @@ EPSILON = 1e-6  # of equation (3)
 POOLED = 4  # tokens per side after pooling
 
 
+class BadEmbeddings(ValueError):
+    """Frames that cannot be embedded, or embeddings that cannot be stored or searched: a camera is missing, numbers are
+    not finite, the width is another one. The message names the episode."""
+
+
 def pool_tokens(tokens: jax.Array) -> jax.Array:
     """Equation (2): average [B, g*g, W] to a 4x4 grid, [B, 16*W] in row order; a grid below 4x4 stays as it is.
 
@@ -90,7 +95,7 @@ class Embedder:
         """float32 [B, D] of B >= 1 frames.
 
         images: camera -> uint8 (or float32 in -1..1) [B, h, w, 3]. state: float32 [B, S]. objects: float32 [B, O, P],
-        needed without a tower. Raises ValueError for a missing camera or missing poses.
+        needed without a tower. Raises BadEmbeddings for a missing camera or missing poses.
         """
         frames = self._frames(images, state, objects)
         return np.concatenate([self._run(part) for part in _batches(frames, len(state), self._sizes)])
@@ -100,11 +105,11 @@ class Embedder:
     ) -> dict[str, np.ndarray]:
         missing = [name for name in self.cameras if name not in images]
         if missing or (self._vision_fn is None and objects is None):
-            raise ValueError(f"cannot embed: cameras {missing} missing, object poses {objects is not None}")
+            raise BadEmbeddings(f"cannot embed: cameras {missing} missing, object poses {objects is not None}")
         visual = {name: images[name] for name in self.cameras} if self.cameras else {"objects": np.asarray(objects)}
         wrong = {name: len(rows) for name, rows in visual.items() if len(rows) != len(state)}
         if wrong or not len(state):
-            raise ValueError(f"cannot embed: {len(state)} states but {wrong} frames; expected the same number, >= 1")
+            raise BadEmbeddings(f"cannot embed: {len(state)} states but {wrong} frames; expected the same number, >= 1")
         return {"state": np.asarray(state, np.float32), **visual}
 
     def _run(self, part: tuple[dict[str, np.ndarray], int]) -> np.ndarray:

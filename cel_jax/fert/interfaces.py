@@ -75,6 +75,10 @@ class Store(Protocol):
         """One failure is handled. Without intervals nothing decays: it was no valid event."""
         ...
 
+    def quarantine(self, episode: str, reason: str) -> None:
+        """The episode cannot be used: it is named, is neither asked nor sampled again, and changes no other weight."""
+        ...
+
     def sample(self, n: int, seed: int) -> Chunks | None:
         """`n` chunks in proportion to their priorities; None, or TableEmpty, while there is no chunk."""
         ...

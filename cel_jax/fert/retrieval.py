@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import heapq
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 
@@ -79,6 +79,13 @@ def retrieve_many(ring: SuccessRing, queries: Sequence[np.ndarray], config: Fert
     padded = np.stack([_padded(query, rows) for query in asked])
     found = iter(ring.nearest(padded, [len(query) for query in asked], config.top_k))
     return [[extended(match, config) for match in next(found)] if len(query) else [] for query in queries]
+
+
+def each(
+    retriever: Callable[[SuccessRing, np.ndarray, FertConfig], list[Retrieved]],
+) -> Callable[[SuccessRing, Sequence[np.ndarray], FertConfig], list[list[Retrieved]]]:
+    """A control that answers one query, in the place of `retrieve_many`."""
+    return lambda ring, queries, config: [retriever(ring, query, config) for query in queries]
 
 
 def merge(results: Iterable[Sequence[Retrieved]], k: int) -> list[Retrieved]:

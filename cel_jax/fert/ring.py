@@ -16,16 +16,13 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
+from cel_jax.fert.embedding import BadEmbeddings
 from cel_jax.fert.ring_storage import DeviceStorage, HostStorage, Storage, power_of_two
 from cel_jax.fert.sdtw import Alignment, Layout
 
 FIRST_ROWS = 512
 LEAST_TRAJECTORIES = 8  # columns of the first layout
 log = logging.getLogger(__name__)
-
-
-class BadEmbeddings(ValueError):
-    """Embeddings that cannot be stored or searched: not finite, or of another width. The message names the episode."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -119,7 +116,7 @@ class SuccessRing:
         """
         if episode_id in self._entries:
             return []
-        self._check(f"episode {episode_id}", np.asarray(embeddings))
+        self.check(f"episode {episode_id}", np.asarray(embeddings))
         gone = self._evict_for(num_frames)
         shard, offset = self._place(len(embeddings))
         self._storage.write(shard, offset, np.asarray(embeddings))
@@ -174,7 +171,7 @@ class SuccessRing:
     def _search(self, queries: np.ndarray, counts: list[int], plan: _Plan) -> Alignment:
         """[Q, n] each, in the order of `plan.names`. Queries are padded to a power of two: few shapes are compiled."""
         for query, count in zip(queries, counts, strict=True):
-            self._check("query", query[:count])
+            self.check("query", query[:count])
         padded = np.zeros((power_of_two(len(queries)), *queries.shape[1:]), np.float32)
         padded[: len(queries)] = queries
         used = np.ones(len(padded), np.int32)
@@ -196,7 +193,8 @@ class SuccessRing:
             self._plan = _plan(self._entries, of_shard, self._columns, self._longest)
         return self._plan
 
-    def _check(self, who: str, embeddings: np.ndarray) -> None:
+    def check(self, who: str, embeddings: np.ndarray) -> None:
+        """Raises BadEmbeddings where [n, D] could not be stored or searched; `who` begins its message."""
         if embeddings.ndim != 2 or embeddings.shape[1] != self.dim or not len(embeddings):
             raise BadEmbeddings(
                 f"{who}: embeddings {embeddings.shape}, expected [n >= 1, {self.dim}]; is it of another robot type?"

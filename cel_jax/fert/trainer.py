@@ -73,13 +73,14 @@ def make_train_step(
     mesh: Mesh,
     config: TrainConfig,
     frozen: Frozen | None = None,
-) -> TrainStep:
+) -> jax.stages.Wrapped:
     """A jitted `(state, batch) -> (state, metrics)`; the state's buffers are given up to the new state.
 
     loss_fn: (params, batch, rng) -> (loss, per_sample [B]). What is minimised is the mean of `per_sample` over the
     whole batch, weighted by `batch["weight"]` [B] if it has one: exactly that of one large batch, however it is split.
     The batch is split into parts of `micro_batch_size` samples; each part gets a random key of its own.
-    Metrics: float32 scalars loss, grad_norm (before the clip), param_norm, update_norm, learning_rate.
+    Metrics: float32 scalars loss, grad_norm (before the clip), param_norm, update_norm, learning_rate, and `refused`:
+    1 where loss or a norm is not finite. Such a step changes nothing: the state comes back as it was.
     """
     schedule = make_schedule(config)
 
@@ -90,10 +91,16 @@ def make_train_step(
         params = optax.apply_updates(state.params, updates)
         ema = _moved_average(state.ema_params, params, config.ema_decay)
         metrics = _metrics(loss, grads, params, updates) | {"learning_rate": schedule(state.step)}
-        new = TrainState(state.step + 1, params, opt_state, ema, state.rng)
+        finite = jnp.isfinite(jnp.stack(list(metrics.values()))).all()
+        new = _chosen(finite, TrainState(state.step + 1, params, opt_state, ema, state.rng), state)
+        metrics |= {"refused": 1.0 - finite}
         return jax.lax.with_sharding_constraint(new, sharding.state_sharding(new, mesh)), metrics
 
     return jax.jit(step, donate_argnums=0)
+
+
+def _chosen(accept: jax.Array, new: TrainState, old: TrainState) -> TrainState:
+    return jax.tree.map(lambda after, before: jnp.where(accept, after, before), new, old)
 
 
 def _metrics(loss: jax.Array, grads: Any, params: Any, updates: Any) -> dict[str, jax.Array]:

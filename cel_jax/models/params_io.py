@@ -9,6 +9,7 @@ from typing import Any
 
 import flax.traverse_util
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from cel_jax.data.normalize import NormStats, load_openpi
@@ -38,6 +39,18 @@ def check_tree(flat: Mapping[str, Any], config: Pi0Config, where: str) -> None:
             faults.append(f"misshapen {name}: expected {expected[name].shape}, got {tuple(flat[name].shape)}")
     if faults:
         raise ValueError(f"{where}: {len(faults)} leaves do not fit the configuration: " + "; ".join(faults[:20]))
+
+
+def check_finite(params: Params, where: str) -> None:
+    """Raises ValueError naming the leaves that hold NaN or infinity."""
+    bad = [name for name, leaf in flatten(params).items() if not bool(_all_finite(leaf))]
+    if bad:
+        raise ValueError(f"{where}: {len(bad)} leaves are not finite: {', '.join(bad[:8])}; take an older checkpoint")
+
+
+@jax.jit
+def _all_finite(leaf: Any) -> jax.Array:
+    return jnp.isfinite(leaf).all()
 
 
 def add_lora(params: Params, config: Pi0Config, seed: int = 0) -> Params:

@@ -71,6 +71,10 @@ class Policy:
         other._sizes = self._sizes
         return other
 
+    def without_params(self) -> Policy:
+        """All but the weights: what a learner keeps of the policy that it started from."""
+        return Policy(self.config, {}, self.norm_stats, self.features, self.policy_config)
+
     def with_sampling(self, settings: PolicyConfig) -> Policy:
         """The same policy, sampled with these settings' flow_steps and noise_scale."""
         chosen = dataclasses.replace(

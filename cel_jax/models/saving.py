@@ -19,7 +19,7 @@ import numpy as np
 from cel_jax.config import PolicyConfig
 from cel_jax.data import normalize
 from cel_jax.data.episode import Features, features_from_dict
-from cel_jax.models.params_io import check_tree, flatten, unflatten
+from cel_jax.models.params_io import check_finite, check_tree, flatten, unflatten
 from cel_jax.models.pi0 import Params
 from cel_jax.models.policy import Policy, serving_dtype
 from cel_jax.models.presets import Pi0Config, config_from_dict, config_to_dict
@@ -39,7 +39,7 @@ def save_policy(
 ) -> None:
     """Writes the folder, replacing an older one. dtype: of the stored weights, `bfloat16` or `float32`."""
     folder = pathlib.Path(folder)
-    flat = {name: np.asarray(leaf).astype(_dtype(dtype)) for name, leaf in flatten(params).items()}
+    flat = {name: np.asarray(leaf).astype(_dtype(dtype), copy=False) for name, leaf in flatten(params).items()}
     check_tree(flat, config, f"save_policy to {folder}")
     new = folder.with_name(f".{folder.name}.{os.getpid()}.new")
     shutil.rmtree(new, ignore_errors=True)
@@ -59,11 +59,13 @@ def save_policy(
     _replace(new, folder)
 
 
-def load_policy(folder: str | pathlib.Path, dtype: str | None = None) -> Policy:
+def load_policy(folder: str | pathlib.Path, dtype: str | None = None, weights: str | None = None) -> Policy:
     """The policy of `save_policy`. dtype: of computation and weights; None: float32 on CPU, else as configured.
 
+    weights: of the weights alone, where it is another one: a learner's masters are float32 whatever it computes in.
+
     Raises FileNotFoundError where there is none, ValueError for a damaged file or a leaf that is missing,
-    surplus or misshapen, naming it.
+    surplus, misshapen or not finite, naming it.
     """
     folder = pathlib.Path(folder)
     manifest = read_manifest(folder)
@@ -71,7 +73,9 @@ def load_policy(folder: str | pathlib.Path, dtype: str | None = None) -> Policy:
     config = config_from_dict(manifest["config"])
     check_tree(flat, config, str(folder))
     config = serving_dtype(config, dtype)
-    params = unflatten({name: leaf.astype(_dtype(config.dtype)) for name, leaf in flat.items()})
+    stored = _dtype(weights or config.dtype)
+    params = unflatten({name: leaf.astype(stored, copy=False) for name, leaf in flat.items()})
+    check_finite(params, str(folder))
     stats = normalize.from_dict(manifest["norm_stats"])
     return Policy(config, params, stats, features_from_dict(manifest["features"]), PolicyConfig(**manifest["policy"]))
 

@@ -79,6 +79,7 @@ class ExperienceStore:
         self.config, self.table, self._features = config, table, features
         self.problems: list[str] = []
         self.duplicates = 0
+        self._quarantined: set[str] = set()
         self._files = StoreFiles(Path(folder))
         self._log = EventLog.open(Path(folder) / "events.log")
         self._session = ""
@@ -196,11 +197,28 @@ class ExperienceStore:
         except (OSError, EpisodeError, ShardError) as error:
             self.problems.append(f"{booked.kind} {booked.episode!r} cannot be read any more: {error}")
             notice = None
-        if notice is None and booked.kind == "failure":
-            self._event("retrieval", {"failure": booked.episode, "rho": self.config.rho, "intervals": []})
-        elif notice is None:
-            self._leave_window(booked.episode, "unreadable")
+        if notice is None:
+            self._set_aside(booked, "unreadable")
         return notice
+
+    def _set_aside(self, booked: Booked, reason: str) -> None:
+        """A failure is answered without a match, a success leaves the window: no other weight changes."""
+        if booked.kind == "failure" and booked.episode not in self._state.retrieved:
+            self._event("retrieval", {"failure": booked.episode, "rho": self.config.rho, "intervals": []})
+        elif booked.episode in self._state.priorities.episodes:
+            self._leave_window(booked.episode, reason)
+
+    def quarantine(self, episode: str, reason: str) -> None:
+        """The learner cannot use this episode: it is neither asked nor sampled again. Its file stays. Raises ValueError
+        for an unknown one."""
+        booked = self._state.booked.get(episode)
+        if booked is None:
+            raise ValueError(f"store: {episode!r} is to be set aside, but this store never took it")
+        if episode in self._quarantined:  # asked twice: deliveries repeat
+            return
+        self._quarantined.add(episode)
+        self.problems.append(f"quarantined {booked.kind} {episode!r}: {reason}")
+        self._set_aside(booked, "quarantined")
 
     def _unanswered(self) -> list[Booked]:
         state, window = self._state, set(self._state.priorities.episodes)
@@ -277,6 +295,7 @@ class ExperienceStore:
         return {
             **self._state.counters(),
             "duplicates": self.duplicates,
+            "quarantined": len(self._quarantined),
             "window_frames": self.table.frames,
             "window_chunks": self.table.chunks,
             "window_episodes": len(self.window),

@@ -31,7 +31,7 @@ class Arm:
     collects: bool = True
     oracle: bool = False
     prepare: Callable[[RunConfig], RunConfig] = lambda config: config
-    retriever: Callable[[int], Retriever] = lambda seed: retrieval.retrieve
+    retriever: Callable[[int], Retriever] = lambda seed: retrieval.retrieve_many
 
 
 def _without_retrieval(config: RunConfig) -> RunConfig:
@@ -43,7 +43,7 @@ def _without_collecting(config: RunConfig) -> RunConfig:
 
 
 def _random_retriever(seed: int) -> Retriever:
-    return functools.partial(_random, np.random.default_rng([0x5EED, seed]))
+    return retrieval.each(functools.partial(_random, np.random.default_rng([0x5EED, seed])))
 
 
 def _random(rng: np.random.Generator, ring: SuccessRing, query: np.ndarray, config: FertConfig) -> list[Retrieved]:
@@ -60,7 +60,11 @@ _ALL = (
         prepare=_without_collecting,
     ),
     Arm("oracle", "targets in the stage where the episode truly failed: the ceiling for retrieval", oracle=True),
-    Arm("nearest", "the nearest single frame in place of the alignment", retriever=lambda _: retrieval.nearest_frame),
+    Arm(
+        "nearest",
+        "the nearest single frame in place of the alignment",
+        retriever=lambda _: retrieval.each(retrieval.nearest_frame),
+    ),
     Arm("random", "random intervals of the query's length", retriever=_random_retriever),
 )
 ARMS = {arm.name: arm for arm in _ALL}

@@ -35,6 +35,9 @@ class DemonstrationStore:
     def apply_event(self, failure: str, intervals: list[tuple[str, int, int]]) -> object:
         raise AssertionError(f"{failure}: demonstrations have no retrieval events")
 
+    def quarantine(self, episode: str, reason: str) -> None:
+        raise ValueError(f"demonstration {episode} cannot be trained on: {reason}; leave it out of the data")
+
     def sample(self, n: int, seed: int) -> ChunkBatch:
         """n chunks, uniform, with replacement."""
         picked = np.random.default_rng(seed).integers(0, len(self._row), n)
@@ -112,6 +115,9 @@ class OracleStore:
         names = sorted(name for name in self._searchable if stage in self._spans[name])
         chosen = [names[i] for i in self._rng.permutation(len(names))[: self._top_k]]
         return [(name, *self._spans[name][stage]) for name in chosen]
+
+    def quarantine(self, episode: str, reason: str) -> None:
+        self._store.quarantine(episode, reason)
 
     def sample(self, n: int, seed: int) -> Chunks | None:
         return self._store.sample(n, seed)

@@ -9,15 +9,18 @@ import threading
 from collections.abc import Sequence
 from typing import Any
 
+import jax
 import numpy as np
 
 from cel_jax.bus.blobs import fetch_blob
 from cel_jax.bus.channels import ActionReply, InferenceFeed, ObservationRequest
 from cel_jax.bus.errors import BusError
 from cel_jax.data.images import decode_jpeg
+from cel_jax.models.params_io import cast
 from cel_jax.models.policy import Policy
+from cel_jax.models.weights_wire import from_bytes
 from cel_jax.recovery.beat import WorkerContext
-from cel_jax.workers.published import current_policy, params_from_bytes
+from cel_jax.workers.published import current_policy
 from cel_jax.workers.wiring import HOME, TRAINING, Wiring
 
 WAIT_S = 0.5
@@ -78,14 +81,20 @@ def batch_sizes(target: int) -> list[int]:
     return sizes
 
 
+def _renewed(policy: Policy, block: Any) -> Policy:
+    """The policy with a version's weights, laid out for sampling before anybody waits for it."""
+    made = policy.with_params(cast(from_bytes(block, policy.config), policy.config.dtype))
+    jax.block_until_ready(made.packed)
+    return made
+
+
 class Updates:
     """Follows the learner's versions in a thread; the loop swaps between batches."""
 
     def __init__(self, policy: Policy, version: int, stop: threading.Event) -> None:
         self._current: tuple[Policy, int] = (policy, version)
-        self._stop, self._error = stop, None
-
-    _error: Exception | None
+        self._stop = stop
+        self._error: Exception | None = None
 
     def newest(self) -> tuple[Policy, int]:
         """Raises what ended the thread: to serve an old version for ever would be silent."""
@@ -108,8 +117,7 @@ class Updates:
             except BusError:
                 continue
             if found is not None:
-                params = params_from_bytes(bytes(found[1]), policy.config)
-                self._current = (policy.with_params(params), found[0])
+                self._current = (_renewed(policy, found[1]), found[0])
 
 
 if __name__ == "__main__":

@@ -53,6 +53,7 @@ def main() -> None:
         context.ready()
         while not context.should_stop():
             jobs.run_for(WAIT_S)
+            worker.tell_problems()
             context.progress(f"{store.table.frames} frames")
     store.close()
     context.close()
@@ -64,6 +65,14 @@ class StoreWorker:
     def __init__(self, wiring: Wiring, store: ExperienceStore, jobs: JobQueue) -> None:
         self._wiring, self._store, self._jobs = wiring, store, jobs
         self._db = rundb.open_db(wiring.run_dir)
+        self._told = 0
+
+    def tell_problems(self) -> None:
+        """Sends up what the store found amiss since the last time."""
+        for problem in self._store.problems[self._told :]:
+            self._wiring.context.report("store problem", problem)
+            print(f"problem: {problem}", file=sys.stderr, flush=True)
+        self._told = len(self._store.problems)
 
     def on_episode(self, episode: str, path: pathlib.Path) -> None:
         """Called by the intake once an episode is durable."""
@@ -74,6 +83,7 @@ class StoreWorker:
             "reset_learner": self._reset,
             "next_experience": self._next,
             "embedded": self._embedded,
+            "quarantine": self._quarantine,
             "apply_event": self._apply,
             "apply_peer_event": self._apply_peer,
             "sample": self._sample,
@@ -131,6 +141,10 @@ class StoreWorker:
 
     def _embedded(self, request: Request) -> Reply:
         self._store.embedded(str(request.header["episode"]))
+        return Reply({})
+
+    def _quarantine(self, request: Request) -> Reply:
+        self._store.quarantine(str(request.header["episode"]), str(request.header["reason"]))
         return Reply({})
 
     def _apply(self, request: Request) -> Reply:

@@ -58,6 +58,9 @@ class RemoteStore:
         header = {"failure": failure, "intervals": [[e, int(left), int(right)] for e, left, right in intervals]}
         return bool(self._call(op, header).header["applied"])
 
+    def quarantine(self, episode: str, reason: str) -> None:
+        self._call("quarantine", {"episode": episode, "reason": reason})
+
     def sample(self, n: int, seed: int) -> ChunkBatch | None:
         reply = self._call("sample", {"n": n, "seed": seed})
         if reply.header["empty"]:

@@ -64,6 +64,9 @@ class StoreGroup:
                 self._stores[number].apply_peer_event(failure, found)
         return self._stores[home].apply_event(failure, mine[home])
 
+    def quarantine(self, episode: str, reason: str) -> None:
+        self._stores[self._home[episode]].quarantine(episode, reason)
+
     def sample(self, n: int, seed: int) -> ChunkBatch | None:
         """None while no store has a chunk. Probabilities are those of the whole draw."""
         parts = [

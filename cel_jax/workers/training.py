@@ -6,11 +6,10 @@ python -m cel_jax.workers.training
 from __future__ import annotations
 
 import contextlib
+import sys
 import threading
-import time
 from typing import Any
 
-import jax
 import numpy as np
 
 from cel_jax.bus.blobs import BlobServer
@@ -20,16 +19,18 @@ from cel_jax.fert import build
 from cel_jax.fert.checkpoints import CheckpointStore, Identity
 from cel_jax.fert.embedding import tower_hash
 from cel_jax.fert.embedding_cache import EmbeddingCache
-from cel_jax.fert.ingestion import Event, Ingestion
-from cel_jax.fert.learner import Learner, Phase, Published
+from cel_jax.fert.ingestion import Event, Ingestion, Skipped
+from cel_jax.fert.learner import Learner, Phase
 from cel_jax.fert.sharding import make_mesh
 from cel_jax.fert.trainer import TrainState
 from cel_jax.models.policy import Policy
+from cel_jax.models.presets import Pi0Config
 from cel_jax.models.saving import load_policy
+from cel_jax.models.weights_wire import to_bytes
 from cel_jax.recovery import rundb
 from cel_jax.recovery.beat import WorkerContext
-from cel_jax.workers.published import keep_published, params_to_bytes
 from cel_jax.workers.published_version import published_version
+from cel_jax.workers.publishing import Publisher, released_network
 from cel_jax.workers.store_client import RemoteStore
 from cel_jax.workers.store_group import StoreGroup
 from cel_jax.workers.wiring import TRAINING, Wiring, store_name
@@ -41,16 +42,16 @@ METRICS_EVERY_STEPS = 10
 
 def main() -> None:
     wiring = Wiring.of(WorkerContext.from_env())
-    start = load_policy(wiring.start_folder, "float32").with_sampling(wiring.config.policy)
+    start = load_policy(wiring.start_folder, weights="float32").with_sampling(wiring.config.policy)
     with contextlib.ExitStack() as links:
         clients = [links.enter_context(wiring.client(store_name(i))) for i in range(wiring.config.fleet.stores)]
         store = StoreGroup([RemoteStore(client) for client in clients])
         learner = build_learner(wiring, start, store)
-        blobs = BlobServer()
+        start, network, blobs = start.without_params(), released_network(wiring), BlobServer()
         with wiring.server(TRAINING, blobs.handlers()):
-            _republish(wiring, learner, blobs)
+            _republish(wiring, learner, network, blobs)
             wiring.context.ready()
-            Loop(wiring, start, store, learner, blobs).run()
+            Loop(wiring, start, store, learner, Publisher(wiring, start, network, blobs)).run()
     wiring.context.close()
 
 
@@ -97,7 +98,7 @@ def _resume(state: TrainState, checkpoints: CheckpointStore, store: StoreGroup) 
     return restored.state, restored.policy_version
 
 
-def _republish(wiring: Wiring, learner: Learner, blobs: BlobServer) -> None:
+def _republish(wiring: Wiring, learner: Learner, network: Pi0Config, blobs: BlobServer) -> None:
     """A version number is never given out twice: a learner that lost steps goes on above the last published one."""
     db = rundb.open_db(wiring.run_dir)
     try:
@@ -105,16 +106,20 @@ def _republish(wiring: Wiring, learner: Learner, blobs: BlobServer) -> None:
     finally:
         db.close()
     if learner.policy_version and wiring.policy_folder.exists():
-        blobs.publish(learner.policy_version, params_to_bytes(load_policy(wiring.policy_folder).params))
+        params = load_policy(wiring.policy_folder, network.dtype).params
+        blobs.publish(learner.policy_version, to_bytes(params, network.dtype))
 
 
 class Loop:
     """Between two updates: new experience, a due publication, a due checkpoint, numbers for the record."""
 
-    def __init__(self, wiring: Wiring, start: Policy, store: StoreGroup, learner: Learner, blobs: BlobServer) -> None:
-        self._wiring, self._start, self._store, self._learner, self._blobs = wiring, start, store, learner, blobs
+    def __init__(
+        self, wiring: Wiring, start: Policy, store: StoreGroup, learner: Learner, publisher: Publisher
+    ) -> None:
+        self._wiring, self._start, self._store = wiring, start, store
+        self._learner, self._publisher = learner, publisher
         self._db = rundb.open_db(wiring.run_dir)
-        self._events = 0
+        self._told = self._skipped = 0
 
     def run(self) -> None:
         """Until the stop; then publishes and saves what it has."""
@@ -123,26 +128,32 @@ class Loop:
             while not context.should_stop():
                 context.progress(str(learner.status))
                 self.turn()
-            self._publish(learner.publish(force=True))
+            self._publisher.publish_due(learner, force=True)
             learner.checkpoint(self._extras, force=True)
         finally:
-            learner.close()
-            self._db.close()
+            with contextlib.ExitStack() as ends:
+                ends.callback(self._db.close)
+                ends.callback(self._publisher.close)
+                ends.callback(learner.close)
 
     def turn(self) -> None:
         """One ingestion and at most one update."""
         learner = self._learner
-        for event in learner.ingest(INGEST_ITEMS).events:
+        taken = learner.ingest(INGEST_ITEMS)
+        for event in taken.events:
             self._record(event)
+        self._tell_skipped(taken.skipped)
         report = learner.train_step(STARVED_S)
+        self._tell_refused()
         if report is None:
             if learner.status.phase is not Phase.TRAINING:
                 self._wiring.context.stop_event.wait(STARVED_S)
             return
-        self._publish(learner.publish())
+        self._publisher.publish_due(learner)
         learner.checkpoint(self._extras)
         if report.step % METRICS_EVERY_STEPS == 0:
-            rundb.add_metrics(self._db, report.step, report.metrics)
+            counted = {"refused_steps": learner.refused, "skipped_episodes": self._skipped}
+            rundb.add_metrics(self._db, report.step, report.metrics | counted)
 
     def _record(self, event: Event) -> None:
         matches = [
@@ -154,15 +165,20 @@ class Loop:
         except rundb.RunDbError as error:  # a learner that died between the store's answer and this line
             print(f"retrieval of {event.failure_id} is on record already: {error}", flush=True)
 
-    def _publish(self, published: Published | None) -> None:
-        if published is None:
-            return
-        start_s = time.monotonic()
-        params = jax.device_get(published.params)
-        self._blobs.publish(published.version, params_to_bytes(params))
-        keep_published(self._wiring, self._start, params, published.version)
-        seconds = time.monotonic() - start_s
-        rundb.add_metrics(self._db, published.step, {"policy_version": published.version, "publish_s": seconds})
+    def _tell_skipped(self, skipped: tuple[Skipped, ...]) -> None:
+        self._skipped += len(skipped)
+        for one in skipped:
+            self._tell("episode skipped", one.reason)
+
+    def _tell_refused(self) -> None:
+        for problem in self._learner.problems[self._told :]:
+            self._tell("batch refused", problem)
+            self._told += 1
+
+    def _tell(self, kind: str, text: str) -> None:
+        """For the operator's page, and for the worker's log."""
+        self._wiring.context.report(kind, text)
+        print(f"{kind}: {text}", file=sys.stderr, flush=True)
 
     def _extras(self) -> dict[str, Any]:
         """What a resume needs beside the training state."""

@@ -84,6 +84,10 @@ class SmallStore:
     def embedded(self, episode_id):
         self.calls.append(("embedded", episode_id))
 
+    def quarantine(self, episode_id, reason):
+        self.calls.append(("quarantine", episode_id, reason))
+        self.weights = {key: weight for key, weight in self.weights.items() if key[0] != episode_id}
+
     def apply_event(self, failure_id, intervals):
         self.calls.append(("event", failure_id, intervals))
         if not intervals:

@@ -14,6 +14,7 @@ from cel_jax.data.episode_codec import encode_episode
 from cel_jax.data.normalize import NormStats
 from cel_jax.fert.decoding import Decoder
 from cel_jax.fert.embedding import Embedder
+from cel_jax.fert.embedding_cache import EmbeddingCache
 from cel_jax.fert.ingestion import Ingestion
 from cel_jax.fert.retrieval import retrieve
 from cel_jax.fert.ring import BadEmbeddings, SuccessRing
@@ -29,7 +30,7 @@ STATS = NormStats(
     action_mean=np.zeros((6, 4), np.float32),
     action_std=np.ones((6, 4), np.float32),
     objects_mean=np.zeros((2, 9), np.float32),
-    objects_std=np.ones((2, 9), np.float32),
+    objects_std=np.full((2, 9), 0.1, np.float32),
 )
 
 
@@ -96,6 +97,46 @@ def test_embeddings_that_are_not_finite_are_named_and_nothing_enters_the_ring(ri
     with pytest.raises(BadEmbeddings, match="query: its embeddings are not finite at coarse frame 3"):
         retrieve(rig.ring, rows, CONFIG)
     assert rig.ring.episode_ids == ["s0", "s1", "s2"]
+
+
+@pytest.mark.parametrize("outcome", [Outcome.SUCCESS, Outcome.FAILURE])
+def test_an_episode_whose_embedding_is_not_finite_is_quarantined_and_changes_no_priority(rig, outcome):
+    """Finite numbers that are none any more once they are normalised."""
+    before, scale = rig.weights(), rig.store.snapshot().scale
+    odd = make_episode("odd", 60, outcome, seed=7)
+    odd.objects[:] = 3e38
+    rig.deliver(odd)
+    rig.deliver(make_episode("s9", 60, seed=9))
+    report = rig.ingestion.run(10)
+    (skipped,) = report.skipped
+    assert skipped.episode_id == "odd" and "episode odd: its embeddings are not finite" in skipped.reason
+    assert report.successes == ("s9",) and report.events == () and rig.ingestion.skipped == 1
+    after = rig.weights()
+    del after["s9"]
+    assert after == before and rig.store.snapshot().scale == scale
+    assert rig.store.counters()["quarantined"] == 1 and "odd" in rig.store.problems[-1]
+    assert rig.ingestion.run(10) == type(report)(), "asked again"
+    assert {key for key, _ in rig.store.sample(64, 0).keys} <= {"s0", "s1", "s2", "s9"}
+
+
+def test_what_a_cache_holds_of_another_version_is_embedded_anew(rig, tmp_path):
+    cache = EmbeddingCache(tmp_path / "cache", "t")
+    cache.save("s0", np.ones((20, 22), np.float32), 60)
+    cache.save("s1", np.full((20, 22), np.nan, np.float32), 60)
+    cache.save("s2", np.ones((20, 9), np.float32), 60)
+    again = Ingestion(rig.store, SuccessRing(22, 10**6), Embedder(None, STATS), Decoder(), CONFIG, cache=cache)
+    assert again.warm(["s0", "s1", "s2"]) == ["s1", "s2"]
+
+
+def test_a_notice_without_a_camera_is_set_aside(rig):
+    vision = lambda images: images.mean((1, 2))[:, None]  # noqa: E731
+    embedder = Embedder(vision, STATS, ("head",))
+    other = Ingestion(rig.store, SuccessRing(7, 10**6), embedder, Decoder(), CONFIG)
+    before = rig.weights()
+    rig.deliver(make_episode("f", 60, Outcome.FAILURE))
+    (skipped,) = other.run(10).skipped
+    assert "failure f: episode f: no images of ['head']" in skipped.reason
+    assert rig.weights() == before and rig.store.snapshot().scale == 1.0
 
 
 def test_a_success_shorter_than_a_chunk_is_a_target_but_no_candidate(rig):

@@ -12,7 +12,6 @@ import pytest
 
 from cel_jax.config import FertConfig, TrainConfig
 from cel_jax.data import actions as action_space
-from cel_jax.data.images import DamagedImage
 from cel_jax.fert import retrieval, sharding, trainer
 from cel_jax.fert.batches import BatchMaker, policy_loss
 from cel_jax.fert.checkpoints import CheckpointStore
@@ -148,7 +147,7 @@ def test_controls_replace_retrieval():
     store = filled_store(failures=1)
     rng = np.random.default_rng(0)
     control = lambda ring, query, config: retrieval.random_intervals(ring, query, config, rng)  # noqa: E731
-    (event,) = build(store, retriever=control).ingest(10).events
+    (event,) = build(store, retriever=retrieval.each(control)).ingest(10).events
     assert len(event.retrieved) == 2 and all(one.cost == 0 for one in event.retrieved)
 
 
@@ -223,13 +222,72 @@ def test_a_resumed_learner_trains_as_if_it_had_not_stopped(tmp_path):
     second.close()
 
 
-def test_training_that_diverges_is_raised_with_its_batch():
-    store = filled_store(1)
+def refused(learner, steps=1):
+    """Trains until so many steps were refused."""
+    for _ in range(200):
+        if learner.refused >= steps:
+            return
+        learner.train_step(wait_s=30)
+    raise AssertionError(learner.status)
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, 1e30])
+def test_a_step_with_a_spoiled_episode_is_refused_the_state_kept_and_the_episode_named(value):
+    store = filled_store(3)
     learner = build(store, min_frames=1)
     learner.ingest(10)
-    store.episodes["s0"].state[:] = 1e30
-    with pytest.raises(TrainingDiverged, match=r"step 1: .*'s0'"):
-        train(learner, 3)
+    train(learner, 2)
+    store.episodes["s1"].state[20:] = value
+    before = jax.device_get(learner.state)
+    while not learner.refused:
+        before = jax.device_get(learner.state)
+        learner.train_step(wait_s=30)
+    jax.tree.map(np.testing.assert_array_equal, jax.device_get(learner.state), before)
+    assert learner.status.phase is Phase.REFUSED and learner.step == int(before.step)
+    assert (
+        f"episode s1: step {learner.step + 1} refused" in learner.problems[-1]
+        and "of the chunk from frame" in (learner.problems[-1])
+    )
+    assert store.calls[-1][:2] == ("quarantine", "s1") and not any(name == "s1" for name, _ in store.weights)
+    reports = [learner.train_step(wait_s=30) for _ in range(8)]
+    done = [report for report in reports if report is not None]
+    assert done and all(np.isfinite(report.metrics["loss"]) for report in done), "training goes on without it"
+    learner.close()
+
+
+def test_spoiled_weights_are_named_and_end_training():
+    learner = build(filled_store(), min_frames=1)
+    learner.ingest(10)
+    learner.state = learner.state.replace(params={"kernel": learner.state.params["kernel"].at[3, 1].set(np.nan)})
+    with pytest.raises(TrainingDiverged, match=r"step 1 refused, .*: weights kernel are not finite"):
+        refused(learner)
+    assert learner.step == 0 and int(learner.state.step) == 0
+    learner.close()
+
+
+def test_refusals_without_a_cause_in_the_batch_end_training_after_a_few():
+    learner = build(filled_store(), min_frames=1)
+    learner.ingest(10)
+    learner.state = learner.state.replace(params={"kernel": learner.state.params["kernel"] + 3e38})
+    with pytest.raises(TrainingDiverged, match=r"3 in a row. Resume with a lower peak_lr"):
+        refused(learner, 9)
+    assert len(learner.problems) == 3 and np.isfinite(learner.state.params["kernel"]).all()
+    learner.close()
+
+
+def test_a_damaged_image_in_a_batch_sets_its_episode_aside_and_training_goes_on():
+    store = SmallStore()
+    store.add(*[notice("success", f"s{i}", 60, i, True) for i in range(3)])
+    store.next_experience(9)
+    good = set(store.weights) - {("s1", 12)}
+    store.weights = {("s1", 12): 1.0}
+    store.episodes["s1"].images["wrist"][4] = b"torn"
+    learner = build(store, min_frames=0)
+    assert learner._prepare(0) is None
+    assert "episode s1: episode s1, camera wrist, step 12" in learner.problems[0]
+    store.weights = dict.fromkeys(good, 1.0)
+    ready = learner._prepare(0)
+    assert ready is not None and ready.arrays["images"]["wrist"].shape == (8, 16, 16, 3)
     learner.close()
 
 
@@ -270,10 +328,29 @@ def test_images_are_decoded_for_batches_and_retrieval_and_cached(tmp_path):
     np.testing.assert_array_equal(again._ring.embeddings("s1"), learner._ring.embeddings("s1"))
 
 
-def test_a_damaged_image_names_episode_camera_and_step():
+def test_a_damaged_image_sets_its_episode_aside_and_names_episode_camera_and_step():
     store = SmallStore()
     bad = notice("success", "s0", 60, 0, True)
     bad.images["wrist"][4] = bad.images["wrist"][4][:30]
-    store.add(bad)
-    with pytest.raises(DamagedImage, match="episode s0, camera wrist, step 12"):
-        build(store, ring=SuccessRing(10, 130), embedder=image_embedder()).ingest(10)
+    store.add(bad, notice("success", "s1", 60, 1, True))
+    report = build(store, ring=SuccessRing(10, 130), embedder=image_embedder()).ingest(10)
+    (skipped,) = report.skipped
+    assert report.successes == ("s1",) and skipped.episode_id == "s0"
+    assert "success s0: episode s0, camera wrist, step 12" in skipped.reason
+    assert store.calls == [("quarantine", "s0", skipped.reason), ("embedded", "s1")]
+
+
+def test_failures_side_by_side_are_one_search_and_the_same_events():
+    asked = []
+
+    def counted(ring, queries, config):
+        asked.append(len(queries))
+        return retrieval.retrieve_many(ring, queries, config)
+
+    together, apart = filled_store(failures=3), filled_store(failures=3)
+    events = build(together, retriever=counted).ingest(10).events
+    learner = build(apart)
+    alone = [event for _ in range(7) for event in learner.ingest(1).events]
+    assert asked == [3] and [e.failure_id for e in events] == ["f0", "f1", "f2"]
+    assert [[r.interval for r in e.retrieved] for e in events] == [[r.interval for r in e.retrieved] for e in alone]
+    assert together.weights == apart.weights

@@ -126,6 +126,24 @@ def test_frozen_leaves_keep_their_values_and_have_no_moments():
     assert np.abs(np.asarray(new.params["out"]["kernel"]) - toy.params()["out"]["kernel"]).max() > 1e-4
 
 
+@pytest.mark.parametrize("micro", [0, 8])
+def test_a_step_that_is_not_finite_changes_nothing(micro):
+    state, step, mesh = start(dataclasses.replace(toy.CONFIG, micro_batch_size=micro))
+    state, metrics = run(state, step, mesh, [0])
+    assert metrics["refused"] == 0
+    kept = jax.device_get(state)
+
+    def spoiled(batch):
+        batch["x"][13, 5] = np.nan
+        return batch
+
+    after, metrics = run(state, step, mesh, [1], change=spoiled)
+    assert metrics["refused"] == 1 and not np.isfinite(metrics["loss"])
+    jax.tree.map(np.testing.assert_array_equal, jax.device_get(after), kept)
+    _, metrics = run(after, step, mesh, [2])
+    assert metrics["refused"] == 0
+
+
 def test_the_state_is_given_up():
     state, step, mesh = start()
     run(state, step, mesh, [0])

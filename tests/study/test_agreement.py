@@ -25,6 +25,7 @@ from cel_jax.replay.store import ExperienceStore, StoreConfig
 from cel_jax.study.arms import ARMS
 from cel_jax.study.experience import Collected
 from cel_jax.study.lockstep import LockstepArm
+from cel_jax.workers.publishing import Publisher
 from cel_jax.workers.store_client import RemoteStore
 from cel_jax.workers.training import Loop
 from cel_jax.workers.wiring import Wiring
@@ -65,9 +66,11 @@ def train_as_fleet(wiring: Wiring, start: Policy, store: RemoteStore) -> Learner
     state = build.start_state(start, wiring.config.train, make_mesh())
     learner, _ = build.build_learner(start, wiring.config, store, state, threading.Lock())
     wiring.context.stop_event = threading.Event()  # type: ignore[misc]
-    loop = Loop(wiring, start, store, learner, BlobServer())
+    publisher = Publisher(wiring, start, start.config, BlobServer())
+    loop = Loop(wiring, start, store, learner, publisher)
     while learner.step < STEPS:
         loop.turn()
+    publisher.close()
     return learner
 
 
