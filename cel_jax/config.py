@@ -154,6 +154,7 @@ class InitConfig:
     warmup_steps: int = 80  # at most a tenth of the steps
     floor_lr_fraction: float = 0.02
     ema_decay: float = 0.995
+    pose_loss_weight: float = 0.0  # simulated cameras alone: the tower also learns to tell object poses
     held_out_share: float = 0.1
     seed: int = 0
 

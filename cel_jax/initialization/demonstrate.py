@@ -30,6 +30,7 @@ class _Order:
     operator: str
     pose_range: float
     disturbance_rad: float
+    with_poses: bool
 
 
 class Disturbance:
@@ -79,6 +80,7 @@ def _orders(task: TaskConfig, init: InitConfig) -> list[_Order]:
             styles[index % len(styles)].name,
             init.pose_range,
             init.disturbance_rad,
+            init.pose_loss_weight > 0,
         )
         for index in range(5 * init.num_demos)
     ]
@@ -105,7 +107,8 @@ def _record(order: _Order) -> Demonstration | None:
         action = expert.act()
         taught = not expert.deliberate_error
         world.step(action + disturbance.next())
-        rows.append((seen.state, action, seen.objects, jpegs, taught))
+        objects = world.objects() if order.with_poses else seen.objects
+        rows.append((seen.state, action, objects, jpegs, taught))
     verdict = world.verdict()
     if verdict is None or verdict.outcome is not Outcome.SUCCESS:
         return None

@@ -23,6 +23,7 @@ from cel_jax.data.normalize import NormStats
 from cel_jax.fert.trainer import make_optimizer
 from cel_jax.initialization import dataset
 from cel_jax.initialization.dataset import ChunkSource, TokenTable
+from cel_jax.initialization.pose_guidance import PoseGuidance, find_guidance
 from cel_jax.models import pi0
 from cel_jax.models.pi0 import Params
 from cel_jax.models.presets import Pi0Config, make_config
@@ -61,7 +62,7 @@ class Trained(NamedTuple):
 
 @flax.struct.dataclass
 class _State:
-    """step: int32. ema: the averaged weights."""
+    """step: int32. params: {"policy": the network's, "pose_head": the guidance's or empty}. ema: their average."""
 
     step: jax.Array
     params: Any
@@ -77,14 +78,27 @@ class _Setup:
     stats: NormStats
     delta_mask: tuple[bool, ...]
     init: InitConfig
+    guidance: PoseGuidance | None
+
+    def start(self, params: Params) -> Any:
+        """What is trained: the policy's weights in float32 and, where poses guide it, a fresh head."""
+        policy = jax.tree.map(lambda leaf: jnp.array(leaf, jnp.float32), params)
+        head = {} if self.guidance is None else self.guidance.init(jax.random.key(self.init.seed + 3))
+        return {"policy": policy, "pose_head": head}
 
     def loss(
-        self, params: Params, source: ChunkSource, tokens: TokenTable, chunk: jax.Array, rng: jax.Array
-    ) -> jax.Array:
-        """Mean flow loss of the chunks int32 [B]."""
+        self, trained: Any, source: ChunkSource, tokens: TokenTable, chunk: jax.Array, rng: jax.Array
+    ) -> tuple[jax.Array, jax.Array]:
+        """What is minimised, and the mean flow loss in it, of the chunks int32 [B]."""
         horizon = self.config.action_horizon
         inputs, actions, mask = dataset.gather(source, chunk, self.stats, self.delta_mask, horizon, tokens)
-        return pi0.flow_loss(params, self.config, inputs, actions, mask, rng)[0]
+        poses = inputs.objects
+        if self.config.objects_shape is None:
+            inputs = dataclasses.replace(inputs, objects=None)
+        flow = pi0.flow_loss(trained["policy"], self.config, inputs, actions, mask, rng)[0]
+        if self.guidance is None or poses is None:
+            return flow, flow
+        return flow + self.guidance.loss(trained["pose_head"], trained["policy"], inputs, poses), flow
 
 
 def train(
@@ -103,19 +117,23 @@ def train(
     """
     config = make_config(policy_config.preset, features, policy_config)
     stats = dataset.statistics(source, config.action_horizon, features.delta_mask, init.seed)
-    setup = _Setup(config, stats, features.delta_mask, init)
+    guidance = find_guidance(config, source, init.pose_loss_weight)
+    setup = _Setup(config, stats, features.delta_mask, init, guidance)
     tokenizer = make_tokenizer(policy_config.tokenizer)
     tokens = dataset.tokens_for(source, config, tokenizer, stats)
     held_tokens = None if held_out is None else dataset.tokens_for(held_out, config, tokenizer, stats)
     held_loss = _held_out_loss(setup, held_out, held_tokens)
     optimizer = make_optimizer(optimizer_config(init))
-    start = params if params is not None else pi0.init_params(config, jax.random.key(init.seed))
-    start = jax.tree.map(lambda leaf: jnp.array(leaf, jnp.float32), start)
+    start = setup.start(params if params is not None else pi0.init_params(config, jax.random.key(init.seed)))
     state = _State(jnp.int32(0), start, optimizer.init(start), jax.tree.map(jnp.copy, start))
     call_steps = max(size for size in range(1, STEPS_PER_CALL + 1) if init.steps % size == 0)
     run = _make_steps(setup, optimizer, call_steps)
-    losses = _drive(functools.partial(run, source=source, tokens=tokens), held_loss, state, init, call_steps, progress)
-    return Trained(config, losses[0], stats, losses[1])
+    ema, losses = _drive(
+        functools.partial(run, source=source, tokens=tokens), held_loss, state, init, call_steps, progress
+    )
+    if config.objects_shape is None:
+        stats = dataclasses.replace(stats, objects_mean=None, objects_std=None)
+    return Trained(config, ema["policy"], stats, losses)
 
 
 def optimizer_config(init: InitConfig) -> TrainConfig:
@@ -137,7 +155,8 @@ def _make_steps(setup: _Setup, optimizer: optax.GradientTransformation, count: i
         def one(state: _State, _: None) -> tuple[_State, jax.Array]:
             choose, noise = jax.random.split(jax.random.fold_in(root, state.step))
             chunk = jax.random.randint(choose, (setup.init.batch_size,), 0, source.num_chunks)
-            loss, grads = jax.value_and_grad(setup.loss)(state.params, source, tokens, chunk, noise)
+            grad = jax.value_and_grad(setup.loss, has_aux=True)
+            (_, loss), grads = grad(state.params, source, tokens, chunk, noise)
             updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
             params = optax.apply_updates(state.params, updates)
             ema = _moved(state.ema, params, setup.init.ema_decay, state.step)
@@ -168,7 +187,7 @@ def _held_out_loss(
 
     @jax.jit
     def run(params: Params, source: ChunkSource, tokens: TokenTable) -> jax.Array:
-        one = lambda pair: setup.loss(params, source, tokens, pair[0], pair[1])  # noqa: E731
+        one = lambda pair: setup.loss(params, source, tokens, pair[0], pair[1])[1]  # noqa: E731
         return jnp.mean(jax.lax.map(one, (jnp.asarray(chosen), keys)))
 
     return lambda params: float(run(params, held_out, tokens))

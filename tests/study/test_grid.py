@@ -60,7 +60,7 @@ def test_unknown_names_are_answered_with_the_known_ones() -> None:
         grid.cells("table13", 1)
     with pytest.raises(ValueError, match="oracle"):
         arms.arm("oracel")
-    with pytest.raises(ValueError, match="fert.ro"):
+    with pytest.raises(ValueError, match=r"fert\.ro"):
         grid.configured(base(), grid.Cell("x", "fert", 0, {"fert.ro": 1}))
 
 
