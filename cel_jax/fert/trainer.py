@@ -89,7 +89,7 @@ def make_train_step(
         loss, grads = _mean_gradient(loss_fn, state.params, batch, key, _parts(batch, mesh, config), mesh, frozen)
         updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
         params = optax.apply_updates(state.params, updates)
-        ema = _moved_average(state.ema_params, params, config.ema_decay)
+        ema = _moved_average(state.ema_params, params, config.ema_decay, frozen)
         metrics = _metrics(loss, grads, params, updates) | {"learning_rate": schedule(state.step)}
         finite = jnp.isfinite(jnp.stack(list(metrics.values()))).all()
         new = _chosen(finite, TrainState(state.step + 1, params, opt_state, ema, state.rng), state)
@@ -108,10 +108,13 @@ def _metrics(loss: jax.Array, grads: Any, params: Any, updates: Any) -> dict[str
     return {"loss": loss} | {name: optax.tree.norm(tree) for name, tree in norms.items()}
 
 
-def _moved_average(ema: Any | None, params: Any, decay: float) -> Any | None:
+def _moved_average(ema: Any | None, params: Any, decay: float, frozen: Frozen | None) -> Any | None:
+    """Frozen leaves stay as they are: averaged with themselves in bfloat16 they would drift."""
     if ema is None:
         return None
-    return jax.tree.map(lambda old, new: decay * old + (1 - decay) * new, ema, params)
+    old, join = separate(ema, frozen)
+    new, _ = separate(params, frozen)
+    return join([decay * before + (1 - decay) * after for before, after in zip(old, new, strict=True)])
 
 
 def _parts(batch: Batch, mesh: Mesh, config: TrainConfig) -> int:
@@ -130,7 +133,7 @@ def _mean_gradient(
     loss_fn: LossFn, params: Any, batch: Batch, key: jax.Array, parts: int, mesh: Mesh, frozen: Frozen | None
 ) -> tuple[jax.Array, Any]:
     """Weighted mean loss of the whole batch and its gradient, accumulated in float32; zeros for frozen leaves."""
-    trained, join = _separate(params, frozen)
+    trained, join = separate(params, frozen)
 
     def total(trained: Any, part: Batch, key: jax.Array) -> tuple[jax.Array, jax.Array]:
         _, per_sample = loss_fn(join(trained), part, key)
@@ -145,8 +148,7 @@ def _mean_gradient(
 
     loss, weight, grads = _summed(gradient, trained, batch, parts, mesh)
     weight = jnp.maximum(weight, 1e-9)  # a batch without weight has no gradient, not NaN
-    zeros = jax.tree.map(jnp.zeros_like, params)
-    return loss / weight, _separate(zeros, frozen)[1]([grad / weight for grad in grads])
+    return loss / weight, with_zeros(params, frozen, [grad / weight for grad in grads])
 
 
 def _summed(gradient: Callable[[Any, Batch], Any], trained: Any, batch: Batch, parts: int, mesh: Mesh) -> Any:
@@ -172,7 +174,12 @@ def _split(batch: Batch, parts: int, mesh: Mesh) -> Batch:
     return jax.tree.map(split, batch)
 
 
-def _separate(params: Any, frozen: Frozen | None) -> tuple[list[Any], Callable[[Sequence[Any]], Any]]:
+def with_zeros(params: Any, frozen: Frozen | None, grads: Sequence[Any]) -> Any:
+    """The gradient of all parameters: `grads` of the trained leaves, zeros for the frozen ones."""
+    return separate(jax.tree.map(jnp.zeros_like, params), frozen)[1](grads)
+
+
+def separate(params: Any, frozen: Frozen | None) -> tuple[list[Any], Callable[[Sequence[Any]], Any]]:
     """The leaves that are trained, and a function that puts such leaves back among the frozen ones."""
     named: list[tuple[Any, Any]]
     structure: Any

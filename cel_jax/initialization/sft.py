@@ -20,13 +20,13 @@ import optax
 from cel_jax.config import InitConfig, PolicyConfig, TrainConfig
 from cel_jax.data.episode import Features
 from cel_jax.data.normalize import NormStats
-from cel_jax.fert.trainer import make_optimizer
+from cel_jax.fert.trainer import Frozen, cast_frozen, make_optimizer, separate, with_zeros
 from cel_jax.initialization import dataset
 from cel_jax.initialization.dataset import ChunkSource, TokenTable
 from cel_jax.initialization.pose_guidance import PoseGuidance, find_guidance
 from cel_jax.models import pi0
 from cel_jax.models.pi0 import Params
-from cel_jax.models.presets import Pi0Config, make_config
+from cel_jax.models.presets import Pi0Config, frozen_path, make_config
 from cel_jax.models.tokenizer import make_tokenizer
 
 STEPS_PER_CALL = 20
@@ -62,7 +62,9 @@ class Trained(NamedTuple):
 
 @flax.struct.dataclass
 class _State:
-    """step: int32. params: {"policy": the network's, "pose_head": the guidance's or empty}. ema: their average."""
+    """step: int32. params: {"policy": the network's, "pose_head": the guidance's or empty}. ema: the average of those
+    leaves that are trained.
+    """
 
     step: jax.Array
     params: Any
@@ -80,9 +82,16 @@ class _Setup:
     init: InitConfig
     guidance: PoseGuidance | None
 
+    @property
+    def frozen(self) -> Frozen | None:
+        """Which leaves LoRA keeps; None: all are trained."""
+        return functools.partial(frozen_path, self.config) if self.config.lora else None
+
     def start(self, params: Params) -> Any:
-        """What is trained: the policy's weights in float32 and, where poses guide it, a fresh head."""
+        """What is trained: the policy's weights in float32 (bfloat16 where LoRA keeps them) and, where poses guide it,
+        a fresh head."""
         policy = jax.tree.map(lambda leaf: jnp.array(leaf, jnp.float32), params)
+        policy = policy if self.frozen is None else cast_frozen(policy, self.frozen)
         head = {} if self.guidance is None else self.guidance.init(jax.random.key(self.init.seed + 3))
         return {"policy": policy, "pose_head": head}
 
@@ -123,17 +132,25 @@ def train(
     tokens = dataset.tokens_for(source, config, tokenizer, stats)
     held_tokens = None if held_out is None else dataset.tokens_for(held_out, config, tokenizer, stats)
     held_loss = _held_out_loss(setup, held_out, held_tokens)
-    optimizer = make_optimizer(optimizer_config(init))
+    optimizer = make_optimizer(optimizer_config(init), setup.frozen)
     start = setup.start(params if params is not None else pi0.init_params(config, jax.random.key(init.seed)))
-    state = _State(jnp.int32(0), start, optimizer.init(start), jax.tree.map(jnp.copy, start))
+    average = jax.tree.map(jnp.copy, separate(start, setup.frozen)[0])
+    state = _State(jnp.int32(0), start, optimizer.init(start), average)
     call_steps = max(size for size in range(1, STEPS_PER_CALL + 1) if init.steps % size == 0)
     run = _make_steps(setup, optimizer, call_steps)
-    ema, losses = _drive(
-        functools.partial(run, source=source, tokens=tokens), held_loss, state, init, call_steps, progress
-    )
+    averaged = functools.partial(_averaged, setup)
+    state, losses = _drive(
+        functools.partial(run, source=source, tokens=tokens),
+        lambda state: held_loss(averaged(state)), state, init, call_steps, progress,
+    )  # fmt: skip
     if config.objects_shape is None:
         stats = dataclasses.replace(stats, objects_mean=None, objects_std=None)
-    return Trained(config, ema["policy"], stats, losses)
+    return Trained(config, averaged(state)["policy"], stats, losses)
+
+
+def _averaged(setup: _Setup, state: _State) -> Any:
+    """All weights, those that are trained as their average."""
+    return separate(state.params, setup.frozen)[1](state.ema)
 
 
 def optimizer_config(init: InitConfig) -> TrainConfig:
@@ -155,11 +172,13 @@ def _make_steps(setup: _Setup, optimizer: optax.GradientTransformation, count: i
         def one(state: _State, _: None) -> tuple[_State, jax.Array]:
             choose, noise = jax.random.split(jax.random.fold_in(root, state.step))
             chunk = jax.random.randint(choose, (setup.init.batch_size,), 0, source.num_chunks)
-            grad = jax.value_and_grad(setup.loss, has_aux=True)
-            (_, loss), grads = grad(state.params, source, tokens, chunk, noise)
+            trained, join = separate(state.params, setup.frozen)
+            of_trained = lambda leaves: setup.loss(join(leaves), source, tokens, chunk, noise)  # noqa: E731
+            (_, loss), found = jax.value_and_grad(of_trained, has_aux=True)(trained)
+            grads = with_zeros(state.params, setup.frozen, found)
             updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
             params = optax.apply_updates(state.params, updates)
-            ema = _moved(state.ema, params, setup.init.ema_decay, state.step)
+            ema = _moved(state.ema, separate(params, setup.frozen)[0], setup.init.ema_decay, state.step)
             return _State(state.step + 1, params, opt_state, ema), loss
 
         return jax.lax.scan(one, state, None, length=count)
@@ -195,17 +214,17 @@ def _held_out_loss(
 
 def _drive(
     run: Callable[..., Any],
-    held_loss: Callable[[Params], float | None],
+    held_loss: Callable[[_State], float | None],
     state: _State,
     init: InitConfig,
     call_steps: int,
     progress: Callable[[Losses], None],
-) -> tuple[Params, list[Losses]]:
+) -> tuple[_State, list[Losses]]:
     """The loop on the host: it waits for the accelerator only where it reports."""
     calls = init.steps // call_steps
     every = max(1, calls // REPORTS)
     recent: list[jax.Array] = []
-    found = [Losses(0, init.steps, None, held_loss(state.ema), 0.0)]
+    found = [Losses(0, init.steps, None, held_loss(state), 0.0)]
     progress(found[0])
     begin_s = time.monotonic()
     for call in range(1, calls + 1):
@@ -214,10 +233,10 @@ def _drive(
         if call % every == 0 or call in (1, calls):
             mean = _finite(float(jnp.mean(jnp.concatenate(recent))), call * call_steps, init)
             elapsed_s = time.monotonic() - begin_s
-            found.append(Losses(call * call_steps, init.steps, mean, held_loss(state.ema), elapsed_s))
+            found.append(Losses(call * call_steps, init.steps, mean, held_loss(state), elapsed_s))
             recent.clear()
             progress(found[-1])
-    return state.ema, found
+    return state, found
 
 
 def _finite(loss: float, step: int, init: InitConfig) -> float:

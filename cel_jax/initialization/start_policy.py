@@ -12,9 +12,9 @@ from cel_jax.config import InitConfig, RunConfig
 from cel_jax.data.demonstrations import DatasetError, Demonstration
 from cel_jax.initialization import dataset, sft
 from cel_jax.initialization.sources import Demos, Say, load_demos, split
-from cel_jax.models.params_io import restore_openpi
+from cel_jax.models.params_io import add_lora, check_finite, on_one_device, restore_openpi
 from cel_jax.models.pi0 import Params
-from cel_jax.models.presets import make_config
+from cel_jax.models.presets import Pi0Config, make_config, without_lora
 from cel_jax.models.saving import MANIFEST, load_policy, save_policy
 from cel_jax.models.tokenizer import ByteTokenizer
 
@@ -113,10 +113,18 @@ def _checkpoint(config: RunConfig, demos: Demos) -> Params | None:
     """The weights to start from, of another start policy or of openpi's checkpoint; None where none are named."""
     if not config.policy.checkpoint:
         return None
-    if (pathlib.Path(config.policy.checkpoint) / MANIFEST).exists():
-        return load_policy(config.policy.checkpoint, "float32").params
     network = make_config(config.policy.preset, demos.features, config.policy)
-    return restore_openpi(config.policy.checkpoint, network)
+    params = _weights(config.policy.checkpoint, network)
+    return add_lora(params, network) if network.lora else params
+
+
+def _weights(checkpoint: str, network: Pi0Config) -> Params:
+    if (pathlib.Path(checkpoint) / MANIFEST).exists():
+        return load_policy(checkpoint, "float32").params
+    plain = without_lora(network)
+    params = restore_openpi(checkpoint, plain, shardings=on_one_device(plain))
+    check_finite(params, checkpoint)
+    return params
 
 
 def _gigabytes(source: dataset.ChunkSource) -> float:

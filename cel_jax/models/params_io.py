@@ -96,6 +96,12 @@ def restore_openpi(
     return unflatten({name: restored[key] for name, (_, key) in stored.items()})
 
 
+def on_one_device(config: Pi0Config) -> Params:
+    """`shardings` for `restore_openpi`: every leaf whole on this process's first device."""
+    place = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
+    return jax.tree.map(lambda _: place, param_shapes(config))
+
+
 def _restore_args(dtype: str, sharding: Any) -> Any:
     import orbax.checkpoint as ocp
 

@@ -5,13 +5,10 @@ from __future__ import annotations
 import dataclasses
 import pathlib
 
-import jax
-
 from cel_jax.config import PolicyConfig
 from cel_jax.data.episode import Features
 from cel_jax.data.normalize import NormStats
-from cel_jax.models.params_io import load_openpi_stats, restore_openpi, stored_names
-from cel_jax.models.pi0 import param_shapes
+from cel_jax.models.params_io import check_finite, load_openpi_stats, on_one_device, restore_openpi, stored_names
 from cel_jax.models.policy import Policy, serving_dtype
 from cel_jax.models.presets import Pi0Config, make_config
 from cel_jax.models.saving import MANIFEST, load_policy
@@ -45,9 +42,9 @@ def openpi_policy(
 ) -> Policy:
     """Weights go straight to the device, in the network's dtype; statistics are the checkpoint's own."""
     stats = _cut(load_openpi_stats(_asset(path, asset_id), quantiles=config.pi05), features)
-    place = jax.sharding.SingleDeviceSharding(jax.devices()[0])
-    shardings = jax.tree.map(lambda _: place, param_shapes(config))
-    return Policy(config, restore_openpi(path, config, config.dtype, shardings), stats, features, settings)
+    params = restore_openpi(path, config, config.dtype, on_one_device(config))
+    check_finite(params, str(path))
+    return Policy(config, params, stats, features, settings)
 
 
 def _asset(path: pathlib.Path, asset_id: str) -> pathlib.Path:
