@@ -10,7 +10,7 @@ from typing import Any, Protocol
 from cel_jax.planner.records import Message
 
 CALL_OPEN, CALL_CLOSE, END = "<tool_call>", "</tool_call>", "<|im_end|>"
-_CALL = re.compile(re.escape(CALL_OPEN) + r"(.*?)" + re.escape(CALL_CLOSE), re.DOTALL)
+CALL = re.compile(re.escape(CALL_OPEN) + r"(.*?)" + re.escape(CALL_CLOSE), re.DOTALL)
 ROLES = ("system", "user", "assistant", "tool")
 
 
@@ -88,10 +88,10 @@ class ChatTemplate:
         ids = ids[:-1] if ids and ids[-1] == self.tokenizer.end_id else ids
         text = self.tokenizer.decode(ids)
         try:
-            calls = [tool_call(*read_call(body), f"{call_prefix}-{i}") for i, body in enumerate(_CALL.findall(text))]
+            calls = [tool_call(*read_call(body), f"{call_prefix}-{i}") for i, body in enumerate(CALL.findall(text))]
         except MalformedCall:
             return {"role": "assistant", "content": text}
-        message: Message = {"role": "assistant", "content": _CALL.sub("", text) if calls else text}
+        message: Message = {"role": "assistant", "content": CALL.sub("", text) if calls else text}
         if calls:
             message["tool_calls"] = calls
         return message

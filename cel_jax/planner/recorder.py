@@ -73,10 +73,15 @@ class LocalBackend:
             raise PlannerCallError(f"the messages cannot be rendered: {error}", 400, "invalid_request_error") from error
 
     def pieces(self, reply: Reply) -> list[str]:
-        """The text that each response id adds, for streaming; an unfinished character waits for its last byte."""
-        texts, shown = [], ""
-        for end in range(1, len(reply.response_ids) + 1):
-            text = self.template.tokenizer.decode(reply.response_ids[:end]).removesuffix("\ufffd")
+        """The text that each response id adds, for streaming; an unfinished character waits for its last byte, and the
+        end token adds nothing.
+        """
+        tokenizer = self.template.tokenizer
+        texts: list[str] = []
+        shown = text = ""
+        for end, token in enumerate(reply.response_ids, 1):
+            if token != tokenizer.end_id:
+                text = tokenizer.decode(reply.response_ids[:end]).removesuffix("\ufffd")
             texts.append(text[len(shown) :])
             shown = text
         return texts
