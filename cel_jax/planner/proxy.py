@@ -21,7 +21,7 @@ from cel_jax.planner.records import CallRecord
 
 BODY_LIMIT_BYTES = 8 * 1024 * 1024
 READ_DEADLINE_S = 30.0
-_PATH = re.compile(r"/episodes/([A-Za-z0-9._-]{1,200})/v1/chat/completions")
+_PATH = re.compile(r"/episodes/([A-Za-z0-9][A-Za-z0-9._-]{0,199})/v1/chat/completions")
 
 
 class Proxy:
