@@ -165,16 +165,34 @@ def compare(stats: NormStats, incoming: NormStats, mean_shift: float = 0.5, std_
     deviation changed by more than a factor `std_ratio`. Empty: they agree. Statistics are never averaged:
     the policy keeps its own, and a person decides.
     """
+    theirs = {part: _pair(incoming, part) for part in ("state", "action", "objects")}
+    return compare_parts(stats, theirs, mean_shift, std_ratio)
+
+
+def compare_parts(
+    stats: NormStats,
+    incoming: Mapping[str, Sequence[Any]],
+    mean_shift: float = 0.5,
+    std_ratio: float = 2.0,
+    narrow_ratio: float | None = None,
+) -> list[str]:
+    """`compare` for some parts alone. incoming: `state`, `action` or `objects` -> (mean, std), or (None, None).
+
+    narrow_ratio: how much narrower the incoming data may be, where that is another number than `std_ratio`.
+    """
     found: list[str] = []
-    for part in ("state", "action", "objects"):
-        ours = getattr(stats, f"{part}_mean"), getattr(stats, f"{part}_std")
-        theirs = getattr(incoming, f"{part}_mean"), getattr(incoming, f"{part}_std")
-        found += _compare_part(part, ours, theirs, mean_shift, std_ratio)
+    for part, theirs in incoming.items():
+        limits = mean_shift, std_ratio, narrow_ratio or std_ratio
+        found += _compare_part(part, _pair(stats, part), theirs, *limits)
     return found
 
 
+def _pair(stats: NormStats, part: str) -> tuple[Any, Any]:
+    return getattr(stats, f"{part}_mean"), getattr(stats, f"{part}_std")
+
+
 def _compare_part(
-    part: str, ours: Sequence[Any], theirs: Sequence[Any], mean_shift: float, std_ratio: float
+    part: str, ours: Sequence[Any], theirs: Sequence[Any], mean_shift: float, std_ratio: float, narrow_ratio: float
 ) -> list[str]:
     shapes = [None if pair[0] is None else pair[0].shape for pair in (ours, theirs)]
     if shapes[0] != shapes[1]:
@@ -183,7 +201,7 @@ def _compare_part(
         return []
     shift = np.abs(theirs[0] - ours[0]) / (ours[1] + EPSILON)
     ratio = (theirs[1] + EPSILON) / (ours[1] + EPSILON)
-    bad = np.argwhere((shift > mean_shift) | (np.maximum(ratio, 1 / ratio) > std_ratio))
+    bad = np.argwhere((shift > mean_shift) | (ratio > std_ratio) | (1 / ratio > narrow_ratio))
     return [_difference(part, tuple(index), ours, theirs) for index in bad.tolist()]
 
 

@@ -19,6 +19,7 @@ from cel_jax.fert.checkpoints import CheckpointStore
 from cel_jax.fert.decoding import Decoder
 from cel_jax.fert.embedding import Embedder
 from cel_jax.fert.embedding_cache import EmbeddingCache
+from cel_jax.fert.incoming_stats import IncomingStats
 from cel_jax.fert.ingestion import Ingestion, Retriever
 from cel_jax.fert.interfaces import Store
 from cel_jax.fert.learner import PREFETCH, Learner
@@ -72,7 +73,10 @@ def build_learner(
     step = _compiled_step(start, train, state, batch, mesh)
     embedder = make_embedder(start)
     ring = make_ring(_embedding_dim(start, embedder), config, mesh, _step_bytes(step, batch))
-    ingestion = Ingestion(store, ring, embedder, Decoder(), config.fert, lock, cache, retriever=retriever)
+    ingestion = Ingestion(
+        store, ring, embedder, Decoder(), config.fert, lock, cache, retriever=retriever,
+        incoming=IncomingStats(start.norm_stats),
+    )  # fmt: skip
     learner = Learner(
         store, ingestion, ring, maker, step, state, mesh, train, config.replay.min_frames, lock, checkpoints,
         policy_version,

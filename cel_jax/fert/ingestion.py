@@ -19,6 +19,7 @@ from cel_jax.fert import retrieval
 from cel_jax.fert.decoding import Decoder
 from cel_jax.fert.embedding import BadEmbeddings, Embedder
 from cel_jax.fert.embedding_cache import EmbeddingCache
+from cel_jax.fert.incoming_stats import IncomingStats
 from cel_jax.fert.interfaces import ExperienceNotice, Peers, Store
 from cel_jax.fert.retrieval import Retrieved
 from cel_jax.fert.ring import SuccessRing
@@ -48,11 +49,15 @@ class Skipped:
 
 @dataclasses.dataclass(frozen=True)
 class IngestReport:
-    """Ids of successes that can now be retrieved, the failures' events, and what was skipped, in order of arrival."""
+    """Ids of successes that can now be retrieved, the failures' events, and what was skipped, in order of arrival.
+
+    mismatches: where a robot's data differs from the policy's statistics, each said once.
+    """
 
     successes: tuple[str, ...] = ()
     events: tuple[Event, ...] = ()
     skipped: tuple[Skipped, ...] = ()
+    mismatches: tuple[str, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,7 +75,7 @@ class Ingestion:
 
     lock: held during each call to the store. retriever: `retrieve_many`, or a control.
     cache: embeddings on disk. peers: asks the fleet's other stores (config.scope `fleet`); None on a single store.
-    skipped: how many episodes were set aside so far.
+    incoming: watches robots' data for statistics that are not the policy's. skipped: how many episodes were set aside.
     """
 
     def __init__(
@@ -84,12 +89,14 @@ class Ingestion:
         cache: EmbeddingCache | None = None,
         peers: Peers | None = None,
         retriever: Retriever = retrieval.retrieve_many,
+        incoming: IncomingStats | None = None,
     ):
         self.skipped = 0
         self._store, self._ring, self._embedder, self._decode = store, ring, embedder, decoder
         self._config, self._cache, self._retriever = config, cache, retriever
         self._lock = lock or contextlib.nullcontext()
         self._peers = peers if config.scope == "fleet" else None
+        self._incoming = incoming
 
     def run(self, max_items: int) -> IngestReport:
         """Handle up to `max_items` episodes; failures that wait side by side are searched for in one pass.
@@ -103,6 +110,7 @@ class Ingestion:
             tuple(name for part in parts for name in part.successes),
             tuple(event for part in parts for event in part.events),
             tuple(one for part in parts for one in part.skipped),
+            tuple(text for notice in notices for text in self._incoming.add(notice)) if self._incoming else (),
         )
 
     def _handle(self, kind: str, notices: list[ExperienceNotice]) -> IngestReport:

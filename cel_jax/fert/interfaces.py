@@ -19,14 +19,17 @@ Peers = Callable[[str, np.ndarray], Sequence[Sequence[Retrieved]]]
 class ExperienceNotice(Protocol):
     """A labelled episode as the learner sees it: observations, no actions.
 
-    kind: `success` or `failure`. episode: its id. steps: int32 [V], raw frames of the rows. state: float32 [V, S].
-    objects: float32 [V, O, P] or None. images: camera -> V JPEG byte strings. num_frames: raw length.
+    kind: `success` or `failure`. episode: its id. robot_id: whose. steps: int32 [V], raw frames of the rows.
+    state: float32 [V, S]. objects: float32 [V, O, P] or None. images: camera -> V JPEG byte strings.
+    num_frames: raw length.
     """
 
     @property
     def kind(self) -> str: ...
     @property
     def episode(self) -> str: ...
+    @property
+    def robot_id(self) -> str: ...
     @property
     def steps(self) -> np.ndarray: ...
     @property

@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from cel_jax.models import flow, masks
+from cel_jax.models.augment import augment
 from cel_jax.models.gemma import Gemma, KeyValue
 from cel_jax.models.inputs import ModelInputs, check_inputs, example_inputs, pad_last, stack_images
 from cel_jax.models.presets import Pi0Config
@@ -190,10 +191,13 @@ def flow_loss(
     """Scalar loss and loss per sample [B] (equation 43). Pure; jit it with `config` static.
 
     actions: f32 [B, H, A], normalised, A at most the network's (zeros are added, as openpi does).
-    action_mask: bool [B, H], False past the episode's end: such steps carry no loss.
+    action_mask: bool [B, H], False past the episode's end: such steps carry no loss. With `config.augment` the images
+    are changed at random, as openpi does in training.
     """
     actions = pad_last(actions, config.action_dim, "actions")
     noise_rng, time_rng = jax.random.split(rng)
+    if config.augment and config.image_keys:
+        inputs = augment(inputs, config, jax.random.fold_in(rng, 2))
     noise = jax.random.normal(noise_rng, actions.shape, jnp.float32)
     time = flow.sample_time(time_rng, actions.shape[0])
     return flow_loss_at(params, config, inputs, actions, action_mask, noise, time)

@@ -51,7 +51,7 @@ class Pi0Config:
     images. objects_shape: (O, P) where object poses take the images' place. actions_per_token: consecutive
     actions in one suffix token; 1 is openpi. state_dim: 0 means action_dim. dtype: of the computation.
     remat: what the backward pass computes again, see remat.py. unroll: layers per step of the layer scan.
-    attention: `xla`, or `cudnn` for flash attention on a GPU.
+    attention: `xla`, or `cudnn` for flash attention on a GPU. augment: change images at random in training.
     """
 
     action_dim: int
@@ -72,6 +72,7 @@ class Pi0Config:
     remat: str = "all"
     unroll: int = 1
     attention: str = "xla"
+    augment: bool = False
 
     def __post_init__(self) -> None:
         _check(self)
@@ -134,6 +135,7 @@ class Preset:
     dtype: str = "bfloat16"
     remat: str = "all"
     unroll: int = 1
+    augment: bool = True
 
 
 _GEMMA_2B = GemmaConfig(width=2048, depth=18, mlp_dim=16_384, num_heads=8, num_kv_heads=1, head_dim=256)
@@ -160,6 +162,7 @@ NANO = Preset(
     dtype="float32",
     remat="off",
     unroll=3,
+    augment=False,
 )
 # Ranks of openpi's low-memory fine-tuning: 16 in PaliGemma, 32 in the action expert, alpha equal to the rank.
 _LORA = {
@@ -221,6 +224,7 @@ def make_config(preset: str, features: Features, policy: PolicyConfig) -> Pi0Con
         dtype=size.dtype,
         remat=size.remat,
         unroll=size.unroll,
+        augment=size.augment,
     )
 
 

@@ -15,12 +15,14 @@ import numpy as np
 from cel_jax.bus.blobs import BlobServer
 from cel_jax.config import config_hash
 from cel_jax.data import normalize
+from cel_jax.data.normalize import NormStats
 from cel_jax.fert import build
 from cel_jax.fert.checkpoints import CheckpointStore, Identity
 from cel_jax.fert.embedding import tower_hash
 from cel_jax.fert.embedding_cache import EmbeddingCache
 from cel_jax.fert.ingestion import Event, Ingestion, Skipped
 from cel_jax.fert.learner import Learner, Phase
+from cel_jax.fert.manifest import CheckpointMismatch
 from cel_jax.fert.sharding import make_mesh
 from cel_jax.fert.trainer import TrainState
 from cel_jax.models.policy import Policy
@@ -64,7 +66,7 @@ def build_learner(wiring: Wiring, start: Policy, store: StoreGroup) -> Learner:
         config.train.keep_checkpoints,
     )
     state = build.start_state(start, config.train, make_mesh(config.train.fsdp_devices))
-    state, version = _resume(state, checkpoints, store)
+    state, version = _resume(state, checkpoints, store, start.norm_stats)
     cache = _embedding_cache(wiring, start)
     learner, ingestion = build.build_learner(start, config, store, state, threading.Lock(), checkpoints, version, cache)
     _warm_ring(wiring, ingestion, store)
@@ -88,11 +90,17 @@ def _warm_ring(wiring: Wiring, ingestion: Ingestion, store: StoreGroup) -> None:
             store.embedded(episode)
 
 
-def _resume(state: TrainState, checkpoints: CheckpointStore, store: StoreGroup) -> tuple[TrainState, int]:
-    """State and policy version. The store keeps its own, newer head; it must be the checkpoint's store."""
+def _resume(
+    state: TrainState, checkpoints: CheckpointStore, store: StoreGroup, stats: NormStats
+) -> tuple[TrainState, int]:
+    """State and policy version. The store keeps its own, newer head; it must be the checkpoint's store.
+
+    Raises CheckpointMismatch where the checkpoint was trained with other statistics than the start policy's.
+    """
     if checkpoints.latest() is None:
         return state, 0
     restored = checkpoints.restore(state, allow_changed_config=True)
+    check_same_stats(restored.extras["norm_stats"], stats, f"checkpoint {restored.step}")
     store.restore(bytes(restored.extras["store"]))
     print(f"resumed at step {restored.step}, policy version {restored.policy_version}", flush=True)
     return restored.state, restored.policy_version
@@ -108,6 +116,17 @@ def _republish(wiring: Wiring, learner: Learner, network: Pi0Config, blobs: Blob
     if learner.policy_version and wiring.policy_folder.exists():
         params = load_policy(wiring.policy_folder, network.dtype).params
         blobs.publish(learner.policy_version, to_bytes(params, network.dtype))
+
+
+def check_same_stats(stored: dict[str, Any], stats: NormStats, where: str) -> None:
+    """Raises CheckpointMismatch naming the statistics that are not bit for bit those of the start policy."""
+    ours = normalize.to_dict(stats)
+    wrong = [name for name, values in ours.items() if stored.get(name) != values]
+    if wrong:
+        raise CheckpointMismatch(
+            f"{where} was trained with other {', '.join(wrong)} than the start policy has; its weights would mean "
+            "other actions. Put back the start policy of this run (init/policy)"
+        )
 
 
 class Loop:
@@ -143,6 +162,8 @@ class Loop:
         for event in taken.events:
             self._record(event)
         self._tell_skipped(taken.skipped)
+        for mismatch in taken.mismatches:
+            self._tell("statistics differ", mismatch)
         report = learner.train_step(STARVED_S)
         self._tell_refused()
         if report is None:

@@ -31,6 +31,7 @@ class Notice:
     objects: np.ndarray | None
     images: dict
     num_frames: int
+    robot_id: str = "robot-1"
 
 
 @dataclasses.dataclass
