@@ -14,7 +14,7 @@ HERE = Path(__file__).resolve().parent
 MARK = "## Last figures\n"
 
 
-def main() -> None:
+def write_figures() -> None:
     readme = HERE / "README.md"
     head = readme.read_text().split(MARK)[0]
     parts = [section(path) for path in sorted((HERE / "results").glob("*.json"))]
@@ -68,4 +68,4 @@ def number(value: Any) -> str:
 
 
 if __name__ == "__main__":
-    main()
+    write_figures()
