@@ -79,6 +79,6 @@ def _moments(rows: np.ndarray) -> _Moments:
 def _joined(parts: list[_Moments]) -> tuple[np.ndarray, np.ndarray]:
     """Mean and standard deviation, never below the floor that the policy's statistics have."""
     count = sum(part.count for part in parts)
-    mean = sum(part.total for part in parts) / count
-    variance = sum(part.squares for part in parts) / count - np.square(mean)
+    mean = np.sum([part.total for part in parts], axis=0) / count
+    variance = np.sum([part.squares for part in parts], axis=0) / count - np.square(mean)
     return mean, np.sqrt(np.maximum(variance, normalize.STD_FLOOR**2))

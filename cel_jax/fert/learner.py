@@ -235,7 +235,8 @@ class Learner:
         self.state, values = self._train_step(self.state, ready.arrays)
         metrics = {name: float(value) for name, value in jax.device_get(values).items()}
         if metrics.pop("refused"):
-            return self._refuse(metrics, ready)
+            self._refuse(metrics, ready)
+            return None
         self.step, self._unexplained = self.step + 1, 0
         self._enter(Phase.TRAINING, f"step {self.step}")
         metrics |= {"step_s": time.monotonic() - start, "wait_s": wait_s, "make_batch_s": ready.make_s}
@@ -281,7 +282,7 @@ def spoiled(keys: Sequence[tuple[str, int]], numbers: Mapping[str, np.ndarray]) 
     found: dict[str, str] = {}
     for name, values in numbers.items():
         largest = np.abs(values.reshape(len(keys), -1)).max(axis=1)
-        for row in np.flatnonzero(~(largest < ABSURD)):
+        for row in np.flatnonzero(~(largest < ABSURD)).tolist():
             episode, start = keys[row]
             found.setdefault(episode, f"{name} of the chunk from frame {start}: normalised {largest[row]:g}")
     return found

@@ -77,23 +77,15 @@ def restore_openpi(
     """The leaves of openpi's `params` item, with or without the trailing `value`, cast to `dtype`.
 
     path: the folder `<checkpoint>/params`, the checkpoint that holds it, or a training checkpoint's `train_state` (its
-    raw weights). shardings: a tree like the parameters; leaves then go shard by shard straight to their devices, and
-    the host never holds more than the leaves under way. None: numpy leaves. Raises FileNotFoundError where there is
-    nothing, ValueError naming every leaf that does not fit, before anything is read.
+    raw weights). shardings: a tree like the parameters; leaves then go block by block straight to their devices, and
+    the host holds a few hundred megabytes at a time. None: numpy leaves. Raises FileNotFoundError where there is
+    nothing, ValueError naming every leaf that does not fit, before anything is read, or the leaf that cannot be read.
     """
-    import orbax.checkpoint as ocp
-
     folder = _item_folder(pathlib.Path(path))
-    # One large leaf at a time: by default a hundred gigabytes may be under way at once.
-    with ocp.Checkpointer(ocp.PyTreeCheckpointHandler(restore_concurrent_gb=1)) as checkpointer:
-        stored = _stored_leaves(folder, checkpointer.metadata(folder).item_metadata.tree)
-        check_tree({name: leaf for name, (leaf, _) in stored.items()}, config, str(folder))
-        flat = None if shardings is None else flatten(shardings)
-        wanted = {key: _restore_args(dtype, flat and flat[name]) for name, (_, key) in stored.items()}
-        item = {"params": unflatten({key: leaf for leaf, key in stored.values()})}
-        args = ocp.args.PyTreeRestore(item=item, restore_args={"params": unflatten(wanted)}, partial_restore=True)
-        restored = flatten(checkpointer.restore(folder, args=args)["params"])
-    return unflatten({name: restored[key] for name, (_, key) in stored.items()})
+    stored = _metadata(folder)
+    check_tree({name: leaf for name, (leaf, _) in stored.items()}, config, str(folder))
+    places = dict.fromkeys(stored) if shardings is None else flatten(shardings)
+    return unflatten({name: _read(folder, key, dtype, places[name]) for name, (_, key) in stored.items()})
 
 
 def on_one_device(config: Pi0Config) -> Params:
@@ -102,12 +94,23 @@ def on_one_device(config: Pi0Config) -> Params:
     return jax.tree.map(lambda _: place, param_shapes(config))
 
 
-def _restore_args(dtype: str, sharding: Any) -> Any:
+def _read(folder: pathlib.Path, key: str, dtype: str, sharding: Any | None) -> Any:
+    from cel_jax.models.sliced_restore import read_leaf
+
+    try:
+        return read_leaf(folder, f"params.{key.replace(SEPARATOR, '.')}", np.dtype(dtype), sharding)
+    except (ValueError, OSError) as error:
+        raise ValueError(f"{folder}: leaf {key} cannot be read, copy the checkpoint anew: {error}") from error
+
+
+def _metadata(folder: pathlib.Path) -> dict[str, tuple[Any, str]]:
     import orbax.checkpoint as ocp
 
-    if sharding is None:
-        return ocp.RestoreArgs(restore_type=np.ndarray, dtype=np.dtype(dtype))
-    return ocp.ArrayRestoreArgs(restore_type=jax.Array, sharding=sharding, dtype=np.dtype(dtype))
+    with ocp.PyTreeCheckpointer() as checkpointer:
+        found = checkpointer.metadata(folder).item_metadata
+    if found is None:
+        raise ValueError(f"{folder}: its metadata cannot be read, copy the checkpoint anew")
+    return _stored_leaves(folder, found.tree)
 
 
 def _stored_leaves(folder: pathlib.Path, tree: Mapping[str, Any]) -> dict[str, tuple[Any, str]]:
@@ -121,11 +124,7 @@ def _stored_leaves(folder: pathlib.Path, tree: Mapping[str, Any]) -> dict[str, t
 
 def stored_names(path: str | pathlib.Path) -> list[str]:
     """The parameters of openpi's checkpoint, without reading them: `state_proj/kernel` tells pi0 from pi0.5."""
-    import orbax.checkpoint as ocp
-
-    folder = _item_folder(pathlib.Path(path))
-    with ocp.PyTreeCheckpointer() as checkpointer:
-        return sorted(_stored_leaves(folder, checkpointer.metadata(folder).item_metadata.tree))
+    return sorted(_metadata(_item_folder(pathlib.Path(path))))
 
 
 def _item_folder(path: pathlib.Path) -> pathlib.Path:
