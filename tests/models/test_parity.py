@@ -131,21 +131,30 @@ def all_outputs(params: Any, config: Pi0Config, inputs: ModelInputs, given: dict
     return out
 
 
-def differences(z: Any, params: Any, batch: str) -> list[str]:
-    """Names and sizes of the arrays outside their tolerance; fails on an array that nobody computes."""
-    config = fixture_config(z)
+def differences(z: Any, params: Any, batch: str, dtype: str = "float32") -> dict[str, float]:
+    """The largest difference of every array; fails on an array that nobody computes."""
+    config = dataclasses.replace(fixture_config(z), dtype=dtype)
     names = ("actions", "noise", "time", "sample_noise")
     given = {name: jnp.asarray(z[f"{batch}/in/{name}"]) for name in names}
     ours = all_outputs(params, config, fixture_inputs(z, config, batch), given)
     listed = {name.split("/out/", 1)[1] for name in z.files if name.startswith(f"{batch}/out/")}
     assert listed == set(ours) - {"sample_actions/packed"}, f"not compared: {listed ^ set(ours)}"
-    found = []
+    found = {}
     for name in sorted(ours):
         theirs, mine = z[f"{batch}/out/{name.removesuffix('/packed')}"], np.asarray(ours[name])
         assert theirs.shape == mine.shape, name
-        gap = float(np.max(np.abs(theirs.astype(np.float64) - mine.astype(np.float64))))
-        if not gap <= TOLERANCE[name.split("/")[0]]:
-            found.append(f"{batch}/{name}: {gap:.2e}")
+        found[f"{batch}/{name}"] = float(np.max(np.abs(theirs.astype(np.float64) - mine.astype(np.float64))))
+    return found
+
+
+def outside(found: dict[str, float], tolerance: dict[str, float]) -> list[str]:
+    """Names and sizes of the differences beyond their tolerance."""
+    return [f"{name}: {gap:.2e}" for name, gap in found.items() if not gap <= tolerance[name.split("/")[1]]]
+
+
+def batches_of(z: Any) -> list[str]:
+    found = sorted({name.split("/")[0] for name in z.files if name.startswith("batch")})
+    assert found
     return found
 
 
@@ -160,9 +169,7 @@ def highest_precision() -> Any:
 def test_every_array_of_every_batch(path: pathlib.Path) -> None:
     z = np.load(path)
     params = jax.tree.map(jnp.asarray, fixture_params(z))
-    batches = sorted({name.split("/")[0] for name in z.files if name.startswith("batch")})
-    assert batches
-    assert [gap for batch in batches for gap in differences(z, params, batch)] == []
+    assert [gap for batch in batches_of(z) for gap in outside(differences(z, params, batch), TOLERANCE)] == []
 
 
 @pytest.mark.skipif(not FILES, reason=f"no parity fixtures at {FIXTURES}; set CEL_FIXTURES")
@@ -180,33 +187,23 @@ def test_openpi_checkpoint_gives_the_same_outputs() -> None:
     params = params_io.restore_openpi(CHECKPOINT, fixture_config(z))
     for name, leaf in flax.traverse_util.flatten_dict(params, sep="/").items():
         np.testing.assert_array_equal(leaf, z[f"params/{name}"], err_msg=name)
-    assert differences(z, params, "batch0") == []
+    assert outside(differences(z, params, "batch0"), TOLERANCE) == []
+
+
+# bfloat16 has steps of 0.016 at the largest numbers of `prefix_out` (3.0), of which 0.05 would be three; nothing but
+# its keys and values is read of it. Everything else, all that leaves the network among it, stays within 0.05.
+BFLOAT16_TOLERANCE = dict.fromkeys(TOLERANCE, 0.05) | {"prefix_out": 0.06}
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(not FILES, reason=f"no parity fixtures at {FIXTURES}; set CEL_FIXTURES")
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
-def test_bfloat16_stays_close(path: pathlib.Path) -> None:
+@pytest.mark.parametrize("weights", ["float32", "bfloat16"])  # as in training, and as served
+def test_bfloat16_stays_close(path: pathlib.Path, weights: str) -> None:
     z = np.load(path)
-    config = dataclasses.replace(fixture_config(z), dtype="bfloat16")
-    inputs = fixture_inputs(z, config, "batch0")
-    args = jnp.asarray(z["batch0/out/x_t"]), jnp.asarray(z["batch0/in/time"])
-    run = jax.jit(velocity, static_argnums=1)
-    for dtype in (jnp.float32, jnp.bfloat16):  # training: float32 masters; serving: everything in bfloat16
-        params = jax.tree.map(lambda leaf, dtype=dtype: jnp.asarray(leaf, dtype), fixture_params(z))
-        gap = np.abs(np.asarray(run(params, config, inputs, *args)) - z["batch0/out/v_t"]).max()
-        assert 1e-4 < gap < 0.08, dtype
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(not FILES, reason=f"no parity fixtures at {FIXTURES}; set CEL_FIXTURES")
-@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
-def test_packed_serving_in_bfloat16_stays_close(path: pathlib.Path) -> None:
-    z = np.load(path)
-    config = dataclasses.replace(fixture_config(z), dtype="bfloat16")
-    params = jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.bfloat16), fixture_params(z))
-    packed, noise = jax.jit(pack, static_argnums=1)(params, config), jnp.asarray(z["batch0/in/sample_noise"])
-    run = jax.jit(sample_packed, static_argnums=(1, 4))
-    ours = run(packed, config, fixture_inputs(z, config, "batch0"), noise, 1)
-    gap = np.abs(np.asarray(ours) - z["batch0/out/sample_actions_1step"]).max()
-    assert 1e-4 < gap < 0.05
+    params = jax.tree.map(lambda leaf: jnp.asarray(leaf, weights), fixture_params(z))
+    for batch in batches_of(z):
+        found = differences(z, params, batch, "bfloat16")
+        print(path.stem, weights, {name: round(gap, 4) for name, gap in found.items()})
+        assert outside(found, BFLOAT16_TOLERANCE) == []
+        assert min(found[f"{batch}/v_t"], found[f"{batch}/sample_actions/packed"]) > 1e-4, "nothing was rounded"
