@@ -12,23 +12,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from bench import retrieval_g1
 from cel_jax.config import FertConfig
-from cel_jax.data.demonstrations import open_demos
 from cel_jax.fert import retrieval
 from cel_jax.fert.ring import SuccessRing
 
 DATA = Path(os.environ.get("CEL_DATA", Path(__file__).resolve().parents[3] / "shared" / "data")) / "unitree_g1_v21"
 STRIDE, WINDOW = 3, 30
 pytestmark = pytest.mark.skipif(not DATA.exists(), reason=f"no real episodes at {DATA}; set CEL_DATA")
-
-
-def embedded_states() -> list[np.ndarray]:
-    """float32 [coarse frames, 26] per episode: normalised joint states of length one, every third frame."""
-    states = [demo.state for demo in open_demos(DATA, cameras=()).demos]
-    joined = np.concatenate(states)
-    mean, std = joined.mean(0), joined.std(0) + 1e-3
-    rows = [((state - mean) / std)[::STRIDE] for state in states]
-    return [(row / np.linalg.norm(row, axis=1, keepdims=True)).astype(np.float32) for row in rows]
 
 
 def phase_errors(episodes: list[np.ndarray], top_k: int) -> tuple[np.ndarray, np.ndarray]:
@@ -51,9 +42,20 @@ def phase_errors(episodes: list[np.ndarray], top_k: int) -> tuple[np.ndarray, np
 
 
 def test_finds_the_same_phase_in_other_episodes() -> None:
-    episodes = embedded_states()
+    episodes = retrieval_g1.embedded(DATA)
     assert len(episodes) == 12
     found, random = phase_errors(episodes, top_k=3)
     print(f"median phase error {np.median(found):.3f}, random intervals {np.median(random):.3f}, n={len(found)}")
     assert np.median(found) < 0.5 * np.median(random)
     assert np.mean(found < 0.15) > 1.5 * np.mean(random < 0.15)
+
+
+def test_finds_the_moment_that_people_marked() -> None:
+    """From where the bottle is held on; the hand before it closes looks like the hand that has let go."""
+    episodes = retrieval_g1.embedded(DATA)
+    ways = retrieval_g1.searches()
+    best, random = (
+        np.concatenate([retrieval_g1.errors_s(episodes, ways[way], mark) for mark in (1, 2, 3)])
+        for way in ("alignment, best 3 of 11", "random intervals")
+    )
+    assert len(best) == 3 * 12 * 3 and np.median(best) < 0.7 and np.median(random) > 2.0
