@@ -5,8 +5,10 @@ else.
 
 The policy packs phones on simulated robots (state mode); its successes fill the ring, its failures ask. A retrieved
 segment is right where most of its frames (the alignment itself, without the extension) carry the label of the frame at
-which the query ends; `touched` counts those that hold any frame of that stage. Beside it: random segments of the
-query's length, and the nearest single frame without alignment.
+which the query ends. A query of three seconds often begins in the stage before, and so do the segments that match it:
+`ends in it` asks for the label at the segment's end, where the query ends, too; `like the query` compares the label of
+most matched frames with that of most of the query's frames; `touched` counts any frame. Beside it: random segments of
+the query's length, and the nearest single frame without alignment.
 """
 
 from __future__ import annotations
@@ -36,6 +38,7 @@ from configs.phone_packaging_state import get_config
 NAME = "retrieval_quality"
 ROBOTS, FIRST_ROBOT, SEED = 16, 0, 70_000
 TARGET = ">= 0.9"
+MEASURES = ("precision", "ends in it", "like the query", "touched")
 Search = Callable[[np.ndarray], list[Retrieved]]
 
 
@@ -72,7 +75,7 @@ def measure(policy: Policy, episodes: list[Episode]) -> list[Figure]:
     ring = fill(embedder, list(successes.values()), config)
     failures = [episode for episode in episodes if not episode.success]
     queries = [(episode, *query_of(embedder, episode, config)) for episode in failures]
-    asked = [(query, stage) for _, query, stage in queries if len(query)]
+    asked = [(query, stage, usual) for _, query, stage, usual in queries if len(query)]
     rng = np.random.default_rng(0)
     searches: dict[str, Search] = {
         "alignment": functools.partial(retrieval.retrieve, ring, config=config),
@@ -81,7 +84,7 @@ def measure(policy: Policy, episodes: list[Episode]) -> list[Figure]:
     }
     scores = {name: score(search, asked, successes, config) for name, search in searches.items()}
     made = [Figure("successes in the ring", len(successes), ""), Figure("failures that asked", len(asked), "")]
-    return made + figures(scores, np.array([stage for _, stage in asked]), config.top_k)
+    return made + figures(scores, np.array([stage for _, stage, _ in asked]), config.top_k)
 
 
 def fill(embedder: Embedder, successes: list[Episode], config: FertConfig) -> SuccessRing:
@@ -94,12 +97,18 @@ def fill(embedder: Embedder, successes: list[Episode], config: FertConfig) -> Su
     return ring
 
 
-def query_of(embedder: Embedder, episode: Episode, config: FertConfig) -> tuple[np.ndarray, int]:
-    """(float32 [M, D], the label at its last frame); no rows for an episode that is too short."""
+def query_of(embedder: Embedder, episode: Episode, config: FertConfig) -> tuple[np.ndarray, int, int]:
+    """(float32 [M, D], the label at its last frame, that of most frames); no rows for an episode that is too short."""
     steps = retrieval.query_steps(episode.num_frames, config)
     if not len(steps):
-        return np.zeros((0, 0), np.float32), -1
-    return embed(embedder, episode, steps), int(episode.stage[steps[-1]])
+        return np.zeros((0, 0), np.float32), -1, -1
+    return embed(embedder, episode, steps), int(episode.stage[steps[-1]]), usual(episode.stage[steps])
+
+
+def usual(labels: np.ndarray) -> int:
+    """The most frequent one."""
+    values, counts = np.unique(labels, return_counts=True)
+    return int(values[np.argmax(counts)])
 
 
 def embed(embedder: Embedder, episode: Episode, steps: np.ndarray) -> np.ndarray:
@@ -108,25 +117,25 @@ def embed(embedder: Embedder, episode: Episode, steps: np.ndarray) -> np.ndarray
 
 
 def score(
-    search: Search, asked: list[tuple[np.ndarray, int]], successes: dict[str, Episode], config: FertConfig
+    search: Search, asked: list[tuple[np.ndarray, int, int]], successes: dict[str, Episode], config: FertConfig
 ) -> np.ndarray:
-    """float64 [queries, 2]: of each query's matches, the share that lies in its stage and the share that touches it."""
-    found = [[shares(one, successes, config, stage) for one in search(query)] for query, stage in asked]
+    """float64 [queries, MEASURES]: of each query's matches, the share that fulfils each."""
+    found = [[shares(one, successes, config, *labels) for one in search(query)] for query, *labels in asked]
     return np.array([np.mean(matches, axis=0) for matches in found])
 
 
-def shares(one: Retrieved, successes: dict[str, Episode], config: FertConfig, stage: int) -> tuple[bool, bool]:
-    """Whether most of the matched frames (before the extension), and whether any, carry this label."""
+def shares(one: Retrieved, successes: dict[str, Episode], config: FertConfig, stage: int, most: int) -> list[bool]:
+    """MEASURES of a match before its extension. stage: at the query's end. most: of the query's frames."""
     episode = successes[one.episode_id]
     start, stop = retrieval.raw_interval(one.left, one.right, episode.num_frames, config.stride_frames)
-    values, counts = np.unique(episode.stage[start:stop], return_counts=True)
-    return bool(values[np.argmax(counts)] == stage), bool(stage in values)
+    labels = episode.stage[start:stop]
+    return [usual(labels) == stage, bool(labels[-1] == stage), usual(labels) == most, bool((labels == stage).any())]
 
 
 def figures(scores: dict[str, np.ndarray], stages: np.ndarray, top_k: int) -> list[Figure]:
     """Overall beside the controls, then by stage."""
     made = []
-    for column, what in enumerate(("precision", "touched")):
+    for column, what in enumerate(MEASURES):
         ours = float(scores["alignment"][:, column].mean())
         for name, rows in scores.items():
             target = TARGET if name == "alignment" and not column else ""

@@ -9,6 +9,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import signal
 import sys
 
@@ -21,6 +22,7 @@ def define() -> None:
     """The flags of this entry point."""
     flags.DEFINE_string("checkpoint", "", "a policy's folder, or openpi's checkpoint")
     flags.DEFINE_string("robot", "", "libero, droid or aloha; for openpi's checkpoints")
+    flags.DEFINE_string("task", "", "one of the paper's: its cameras' full images are cropped as in training (Table 4)")
     flags.DEFINE_string("asset_id", "", "whose statistics of an openpi checkpoint; default: the only ones")
     flags.DEFINE_string("tokenizer", "", "PaliGemma's sentencepiece file; for openpi's checkpoints")
     flags.DEFINE_integer("action_horizon", 50, "of an openpi checkpoint", lower_bound=1)
@@ -49,7 +51,7 @@ def main(argv: list[str]) -> int:
     except (CheckpointError, FileNotFoundError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    asyncio.run(_serve(policy, layout))
+    asyncio.run(_serve(policy, dataclasses.replace(layout, task=asked.task)))
     return 0
 
 

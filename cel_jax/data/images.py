@@ -87,6 +87,15 @@ def preprocess(image: np.ndarray, box: Box | None, image_px: int) -> np.ndarray:
     return _apply(part, _weights(side, image_px) @ _weights(height, side), -3)
 
 
+def fitted(image: np.ndarray, task: str, camera: str, image_px: int) -> np.ndarray:
+    """[.., H, W, C] -> [.., image_px, image_px, C]: the paper's transformation for images of the paper's cameras at one
+    of its tasks, else openpi's resize with black borders. Training and serving both call it."""
+    paper_px = WRIST_PX if "wrist" in camera else HEAD_PX
+    if task in CROP_BOXES and image.shape[-3:-1] == paper_px:
+        return preprocess(image, crop_box(task, camera), image_px)
+    return resize_with_pad(image, image_px, image_px)
+
+
 def resize(image: np.ndarray, height: int, width: int) -> np.ndarray:
     """[.., H, W, C] -> [.., height, width, C]: bilinear, averaging over the source area where it shrinks (as PIL does).
 

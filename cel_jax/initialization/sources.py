@@ -13,7 +13,7 @@ import numpy as np
 from cel_jax.config import RunConfig
 from cel_jax.data.demonstrations import DatasetError, Demonstration, DemoSet, open_demos
 from cel_jax.data.episode import CameraSpec, Features
-from cel_jax.data.images import DamagedImage, resize_with_pad
+from cel_jax.data.images import DamagedImage, fitted
 from cel_jax.initialization.demonstrate import collect
 from cel_jax.models.presets import make_config
 from cel_jax.robots.tasks import make_world
@@ -52,14 +52,15 @@ def from_expert(config: RunConfig, say: Say) -> Demos:
 
 
 def from_folder(config: RunConfig, say: Say) -> Demos:
-    """At most `init.num_demos` demonstrations; cameras are resized to the network's square on the way.
+    """At most `init.num_demos` demonstrations; cameras are cropped and resized to the network's square on the way.
 
     What is missing or damaged is named and left out. Raises `DatasetError` where nothing usable is left or the robot
     has no camera that the policy could see with.
     """
     path, limit = pathlib.Path(config.init.demos), config.init.num_demos
     px = image_px(path, config)
-    opened = open_demos(path, None, lambda _, image: resize_with_pad(image, px, px), config.task.image_stride_frames)
+    task = config.task
+    opened = open_demos(path, None, lambda name, image: fitted(image, task.name, name, px), task.image_stride_frames)
     say(opened.summary())
     if len(opened) > limit:
         say(f"reading at most {limit} of {len(opened)} (--config.init.num_demos)")

@@ -85,3 +85,17 @@ def test_damage_is_named(damage) -> None:
     data = images.encode_jpeg(_picture(64, 64))
     with pytest.raises(images.DamagedImage, match="episode e7, camera head, step 12"):
         images.decode_jpeg(damage(data), "e7", "head", 12)
+
+
+def test_the_papers_cameras_are_cropped_and_others_are_padded() -> None:
+    rng = np.random.default_rng(0)
+    wrist = rng.integers(0, 256, (*images.WRIST_PX, 3), np.uint8)
+    ours = images.fitted(wrist, "phone_packaging", "left_wrist", 224)
+    np.testing.assert_array_equal(ours, images.preprocess(wrist, (192, 304, 864, 976), 224))
+    head = rng.integers(0, 256, (*images.HEAD_PX, 3), np.uint8)
+    np.testing.assert_array_equal(
+        images.fitted(head, "clothes_folding", "head", 224), images.preprocess(head, (120, 50, 400, 590), 224)
+    )
+    for task, picture, camera in (("", wrist, "left_wrist"), ("phone_packaging", head, "left_wrist")):
+        padded = images.resize_with_pad(picture, 224, 224)
+        np.testing.assert_array_equal(images.fitted(picture, task, camera, 224), padded)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import json
 import os
 import pathlib
@@ -18,6 +19,7 @@ import numpy as np
 import pytest
 import websockets
 
+from cel_jax.data.images import preprocess
 from cel_jax.models.openpi_export import export_openpi
 from cel_jax.models.saving import save_policy
 from cel_jax.workers.serving import wire
@@ -90,6 +92,17 @@ def test_observations_are_fitted_or_refused_by_name() -> None:
             read(good | change, layout, robot, "")
     with pytest.raises(ObservationError, match="observation/head is missing"):
         read({"observation/state": np.zeros(7)}, layout, robot, "")
+
+
+def test_full_images_of_the_papers_cameras_are_cropped_as_in_training() -> None:
+    robot = features("images")
+    robot = dataclasses.replace(
+        robot, cameras=tuple(dataclasses.replace(c, height=32, width=32) for c in robot.cameras)
+    )
+    picture = np.random.default_rng(0).integers(0, 256, (1056, 1280, 3), np.uint8)
+    sent = message("images") | {"observation/wrist": picture, "observation/head": np.zeros((32, 32, 3), np.uint8)}
+    got = read(sent, dataclasses.replace(default_layout(robot), task="stool_assembly"), robot, "")
+    np.testing.assert_array_equal(got.images["wrist"], preprocess(picture, (100, 304, 772, 976), 32))
 
 
 def test_openpis_robots() -> None:

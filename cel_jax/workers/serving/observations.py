@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from cel_jax.data.episode import CameraSpec, Features
-from cel_jax.data.images import resize_with_pad
+from cel_jax.data.images import fitted, resize_with_pad
 
 BASE, LEFT, RIGHT = "base_0_rgb", "left_wrist_0_rgb", "right_wrist_0_rgb"
 
@@ -23,7 +23,7 @@ class Layout:
     """Where a robot's observation keeps things.
 
     cameras: the network's camera -> key; a camera without a key is absent (black and masked). state: keys that are
-    joined. delta_mask: actions relative to the state.
+    joined. delta_mask: actions relative to the state. task: whose crops the paper's cameras get.
     """
 
     cameras: Mapping[str, str]
@@ -31,6 +31,7 @@ class Layout:
     state_dim: int
     action_dim: int
     delta_mask: tuple[bool, ...]
+    task: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -95,7 +96,7 @@ def read(message: Any, layout: Layout, features: Features, default_prompt: str) 
         raise ObservationError(f"expected a dictionary of observations, got {type(message).__name__}")
     if "objects" not in message and features.objects_shape is not None and "observation/objects" not in message:
         raise ObservationError(f"observation/objects is missing; the policy reads poses {features.objects_shape}")
-    images = {name: _image(message, layout.cameras.get(name, ""), name, features) for name in features.camera_names}
+    images = {name: _image(message, layout, name, features) for name in features.camera_names}
     return Request(
         state=_state(message, layout),
         images={name: image for name, (image, _) in images.items()},
@@ -134,17 +135,18 @@ def _state(message: Mapping[str, Any], layout: Layout) -> np.ndarray:
     return state
 
 
-def _image(message: Mapping[str, Any], key: str, name: str, features: Features) -> tuple[np.ndarray, bool]:
+def _image(message: Mapping[str, Any], layout: Layout, name: str, features: Features) -> tuple[np.ndarray, bool]:
+    key = layout.cameras.get(name, "")
     spec = next(camera for camera in features.cameras if camera.name == name)
     if not key:
         return np.zeros((spec.height, spec.width, 3), np.uint8), False
     image = _find(message, key)
     if image is None:
         raise ObservationError(f"{key} is missing; there are {sorted(map(str, message))}")
-    return _fitted(np.asarray(image), key, spec), True
+    return _fitted(np.asarray(image), key, spec, layout.task), True
 
 
-def _fitted(image: np.ndarray, key: str, spec: CameraSpec) -> np.ndarray:
+def _fitted(image: np.ndarray, key: str, spec: CameraSpec, task: str) -> np.ndarray:
     """uint8 [h, w, 3] of the camera's size; floats are taken as 0..1 and CHW is turned, as openpi does."""
     if image.ndim != 3 or 3 not in (image.shape[0], image.shape[2]):
         raise ObservationError(f"{key}: expected an image [h, w, 3] or [3, h, w], got {image.dtype} {image.shape}")
@@ -156,8 +158,10 @@ def _fitted(image: np.ndarray, key: str, spec: CameraSpec) -> np.ndarray:
         raise ObservationError(f"{key}: expected uint8 or floats in 0..1, got {image.dtype}")
     if image.shape[2] != 3:
         image = image.transpose(1, 2, 0)
-    same = image.shape[:2] == (spec.height, spec.width)
-    return image if same else resize_with_pad(image, spec.height, spec.width)
+    if image.shape[:2] == (spec.height, spec.width):
+        return image
+    square = spec.height == spec.width
+    return fitted(image, task, spec.name, spec.width) if square else resize_with_pad(image, spec.height, spec.width)
 
 
 def _objects(message: Mapping[str, Any], features: Features) -> np.ndarray | None:
