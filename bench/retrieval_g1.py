@@ -100,9 +100,9 @@ def figures(episodes: list[np.ndarray]) -> Iterator[Figure]:
             float(np.median(np.concatenate(ours))),
         )  # fmt: skip
         yield Figure(f"within {CLOSE_S} s of the mark, {way}", float(np.mean(joined <= CLOSE_S)), "")
-    for name, errors, random in zip(names, ours, found["random intervals"], strict=True):
+    for name, own, random in zip(names, ours, found["random intervals"], strict=True):
         yield Figure(
-            f"median alignment error where {name}", float(np.median(errors)), "s", "", "random intervals",
+            f"median alignment error where {name}", float(np.median(own)), "s", "", "random intervals",
             float(np.median(random)),
         )  # fmt: skip
 

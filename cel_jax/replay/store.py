@@ -18,7 +18,7 @@ from pathlib import Path
 from cel_jax.config import RunConfig
 from cel_jax.data.episode import Episode, Features
 from cel_jax.data.episode_check import EpisodeError, check_features, describe
-from cel_jax.data.episode_codec import content_hash, decode_episode
+from cel_jax.data.episode_codec import content_hash, decode_episode, encode_episode
 from cel_jax.data.lerobot_v3 import ShardError, shard_episode_ids, write_shard
 from cel_jax.replay.chunks import ChunkBatch, chunk_starts
 from cel_jax.replay.event_log import EventLog
@@ -92,15 +92,24 @@ class ExperienceStore:
         """Takes a whole encoded episode from a file of this file system, which moves. A known id is dropped and
         reported as a duplicate. Raises `EpisodeError`, the file staying where it is, for an unusable episode."""
         data = Path(path).read_bytes()
-        episode = decode_episode(data)
+        return self._take(Path(path), decode_episode(data), content_hash(data))
+
+    def accept_episode(self, episode: Episode, path: Path) -> Accepted:
+        """As `accept`, for an episode in memory: it is encoded into the new file `path`, which moves, and never decoded
+        again. Raises `EpisodeError`; what was written of `path` stays."""
+        data = encode_episode(episode)
+        path.write_bytes(data)
+        return self._take(path, episode, content_hash(data))
+
+    def _take(self, path: Path, episode: Episode, sha256: str) -> Accepted:
         known = self._state.booked.get(episode.header.id)
         if known is not None:
-            return self._drop_duplicate(Path(path), known, content_hash(data))
+            return self._drop_duplicate(path, known, sha256)
         self._check_task(episode)
         check_features(episode, self._features)
         kind = episode.label.outcome.value
-        self._files.settle(Path(path), kind, episode)
-        number = self._book(episode, content_hash(data))
+        self._files.settle(path, kind, episode)
+        number = self._book(episode, sha256)
         self._write_full_shards()
         return Accepted(episode.header.id, kind, number, duplicate=False)
 

@@ -7,6 +7,8 @@ import concurrent.futures
 import time
 from typing import Any
 
+import jax
+
 from cel_jax.bus.blobs import BlobServer
 from cel_jax.fert.learner import Learner, Published
 from cel_jax.models import weights_wire
@@ -35,6 +37,10 @@ class Publisher:
         self._wiring, self._policy, self._network, self._blobs = wiring, policy, network, blobs
         self._thread = concurrent.futures.ThreadPoolExecutor(1, "publisher")
         self._under_way: collections.deque[concurrent.futures.Future[None]] = collections.deque()
+
+    def prepare(self, params: Any) -> None:
+        """Compiles the copy, so that the first version costs the learner no more than the others."""
+        jax.block_until_ready(self._copy(params))
 
     def publish_due(self, learner: Learner, force: bool = False) -> bool:
         """Publishes the learner's version if one is due; True if so. Returns at once, unless two are still under way.

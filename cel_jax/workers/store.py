@@ -17,7 +17,6 @@ from cel_jax.bus.records import RecordError, read_episode
 from cel_jax.bus.server import Handler
 from cel_jax.data.episode import Episode
 from cel_jax.data.episode_check import EpisodeError
-from cel_jax.data.episode_codec import encode_episode
 from cel_jax.data.frame_log import decode_frame, decode_label, frames_to_episode
 from cel_jax.recovery import rundb
 from cel_jax.recovery.beat import WorkerContext
@@ -94,12 +93,11 @@ class StoreWorker:
         return {name: self._jobs.handler(operation) for name, operation in operations.items()}
 
     def _take(self, name: str, path: pathlib.Path) -> None:
-        """Spool records to the store's own form; what cannot be read is kept aside and reported."""
+        """Spool records, decoded once, to the store's own form; what cannot be read is kept aside and reported."""
         encoded = path.with_suffix(".encoded")
         try:
             whole = read_spooled(path)
-            encoded.write_bytes(encode_episode(whole))
-            accepted = self._store.accept(encoded)
+            accepted = self._store.accept_episode(whole, encoded)
         except (EpisodeError, RecordError, ValueError, KeyError) as error:
             self._refuse(name, path, error)
             return

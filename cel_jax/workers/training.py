@@ -50,10 +50,12 @@ def main() -> None:
         store = StoreGroup([RemoteStore(client) for client in clients])
         learner = build_learner(wiring, start, store)
         start, network, blobs = start.without_params(), released_network(wiring), BlobServer()
+        publisher = Publisher(wiring, start, network, blobs)
+        publisher.prepare(learner.state.params)
         with wiring.server(TRAINING, blobs.handlers()):
             _republish(wiring, learner, network, blobs)
             wiring.context.ready()
-            Loop(wiring, start, store, learner, Publisher(wiring, start, network, blobs)).run()
+            Loop(wiring, start, store, learner, publisher).run()
     wiring.context.close()
 
 

@@ -19,8 +19,10 @@ import numpy as np
 import pytest
 import websockets
 
+from cel_jax.config import PolicyConfig
 from cel_jax.data.images import preprocess
 from cel_jax.models.openpi_export import export_openpi
+from cel_jax.models.presets import make_config
 from cel_jax.models.saving import save_policy
 from cel_jax.workers.serving import wire
 from cel_jax.workers.serving.batching import Batcher, Busy, infer
@@ -261,3 +263,15 @@ def test_the_real_openpi_client(tmp_path: pathlib.Path) -> None:
     assert {"actions", "policy_timing", "server_timing"} <= set(told["keys"])
     assert max(told["batches"]) > 1 and told["previous"]
     assert "observation/state is missing" in told["refusal"] or "is missing" in told["refusal"]
+
+
+@pytest.mark.parametrize("part", ["state", "actions"])
+def test_statistics_for_fewer_dimensions_than_the_robot_has_are_refused(part: str, tmp_path: pathlib.Path) -> None:
+    sizes = {"state": 14, "actions": 14} | {part: 9}
+    entries = {name: {"mean": [0.0] * n, "std": [1.0] * n, "q01": None, "q99": None} for name, n in sizes.items()}
+    (tmp_path / "assets" / "odd").mkdir(parents=True)
+    (tmp_path / "assets" / "odd" / "norm_stats.json").write_text(json.dumps({"norm_stats": entries}))
+    robot, settings = robot_features("aloha", 224), PolicyConfig(action_horizon=10)
+    config = make_config("nano", robot, settings)
+    with pytest.raises(CheckpointError, match=f"{part.rstrip('s')} statistics have 9 numbers, robot aloha has 14"):
+        openpi_policy(tmp_path, config, robot, "odd", settings)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 import os
@@ -144,3 +145,28 @@ def test_quantiles_as_mean_and_deviation(tmp_path) -> None:
     np.testing.assert_allclose(ours, theirs, atol=1e-5)
     assert params_io.load_openpi_stats(tmp_path).state_mean.tolist() == [0, 0]
     assert POLICY.flow_steps == 3
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_weights_that_are_not_finite_are_named(value: float, tmp_path) -> None:
+    policy = tiny_policy()
+    policy.params["state_proj"]["bias"] = policy.params["state_proj"]["bias"].at[3].set(value)
+    save(policy, tmp_path / "p")
+    with pytest.raises(ValueError, match="1 leaves are not finite: state_proj/bias; take an older checkpoint"):
+        saving.load_policy(tmp_path / "p")
+
+
+def test_masters_are_float32_whatever_is_computed_in(tmp_path) -> None:
+    save(tiny_policy(dtype="bfloat16"), tmp_path / "p")
+    policy = saving.load_policy(tmp_path / "p", "bfloat16", weights="float32")
+    assert policy.config.dtype == "bfloat16"
+    assert {leaf.dtype for leaf in jax.tree.leaves(policy.params)} == {np.dtype(np.float32)}
+    assert policy.without_params().params == {} and policy.without_params().features == policy.features
+
+
+def test_a_checkpoint_of_another_architecture_is_refused_before_it_is_read(tmp_path, monkeypatch) -> None:
+    config = tiny_policy().config
+    _orbax(tmp_path / "params", {"params": noisy_params(dataclasses.replace(config, pi05=True))})
+    monkeypatch.setattr(params_io, "_read", lambda *args: pytest.fail("it was read"))
+    with pytest.raises(ValueError, match=r"missing action_time_mlp_in/bias .*surplus .*time_mlp_in"):
+        params_io.restore_openpi(tmp_path, config)

@@ -337,3 +337,17 @@ def test_config_is_read_from_the_run() -> None:
     config = StoreConfig.of(RunConfig())
     assert config == StoreConfig(task="phone_packaging")
     assert (config.window_frames, config.w_init, config.rho, config.query_frames) == (350_000, 0.5, 0.88, 90)
+
+
+def test_an_episode_in_memory_is_stored_as_its_file_would_be_and_never_decoded(tmp_path, monkeypatch) -> None:
+    episode = make_episode("e", 30)
+    by_file, in_memory = (open_store(tmp_path / name) for name in ("file", "memory"))
+    (tmp_path / "x").write_bytes(encode_episode(episode))
+    first = by_file.accept(tmp_path / "x")
+    monkeypatch.setattr("cel_jax.replay.store.decode_episode", lambda data: pytest.fail("decoded again"))
+    assert in_memory.accept_episode(episode, tmp_path / "y") == first
+    files = [(tmp_path / name / "successes" / "e.cel").read_bytes() for name in ("file", "memory")]
+    assert files[0] == files[1]
+    assert in_memory.accept_episode(episode, tmp_path / "z").duplicate and not (tmp_path / "z").exists()
+    for store in (by_file, in_memory):
+        store.close()
