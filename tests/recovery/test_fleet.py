@@ -82,13 +82,14 @@ def test_controller_killed_workers_keep_running_and_it_catches_up(tmp_path: Path
 def test_crash_loop_backs_off_and_shows_count_and_cause(tmp_path: Path) -> None:
     with running(tmp_path, station("arm-0", mode="crash"), station("arm-1")) as fleet:
         fleet.wait_ready("arm-1")
-        fleet.wait(lambda: fleet.of("arm-0").failures >= 4)
+        fleet.wait(lambda: fleet.of("arm-0").failures >= 6)
         row = fleet.of("arm-0")
         assert "RuntimeError: no camera at /dev/video7" in row.cause
         assert "arm-0" in progress_line(fleet.status()) and "no camera at /dev/video7" in progress_line(fleet.status())
         launched = [event["time_s"] for event in fleet.events("launched") if event["station"] == "arm-0"]
         gaps = [later - earlier for earlier, later in itertools.pairwise(launched)]
-        assert gaps[2] > gaps[0] and gaps[2] >= 0.2
+        waits = (0.0, 0.1, 0.2, 0.4, 0.8)  # a busy machine adds to them and takes nothing away
+        assert all(gap >= least for gap, least in zip(gaps, waits, strict=False)) and len(gaps) >= len(waits)
         assert fleet.is_ready("arm-1") and fleet.launcher.poll() is None
 
 
