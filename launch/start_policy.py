@@ -31,6 +31,12 @@ def _obtain(run_dir: Path, config: RunConfig, folder: Path) -> None:
         folder.parent.mkdir(parents=True, exist_ok=True)
         shutil.copytree(source, folder)
         return
+    if config.policy.checkpoint and ((source / "params").exists() or (source / "_METADATA").exists()):
+        raise OptionError(
+            f"--config.policy.checkpoint={source} is openpi's, made for another robot. Fit it to yours with some "
+            f"demonstrations first: python -m launch.initialize --config=NAME --config.policy.checkpoint={source} "
+            "--config.init.demos=FOLDER --out=FOLDER; a LoRA preset needs the least memory"
+        )
     if config.policy.checkpoint:
         raise OptionError(f"--config.policy.checkpoint={source}: no policy there (manifest.json is missing)")
     raise OptionError(

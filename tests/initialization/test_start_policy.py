@@ -5,10 +5,18 @@ import numpy as np
 import pytest
 
 from cel_jax.config import InitConfig, PolicyConfig, RunConfig, TaskConfig
-from cel_jax.initialization import sft
+from cel_jax.data.normalize import NormStats
+from cel_jax.initialization import sft, start_policy
+from cel_jax.initialization.sources import Demos
 from cel_jax.initialization.start_policy import StartPolicyError, check_free, make_start_policy, overfitted
+from cel_jax.models import presets
+from cel_jax.models.openpi_export import export_openpi
+from cel_jax.models.params_io import flatten
+from cel_jax.models.pi0 import param_shapes
 from cel_jax.models.saving import load_policy
 from tests.data import tiny_datasets as tiny
+from tests.initialization.toy_demos import SEEING
+from tests.models.robots import noisy_params
 
 DATA = pathlib.Path(__file__).resolve().parents[3] / "shared" / "data"
 
@@ -56,6 +64,29 @@ def test_rates_for_small_networks_do_not_reach_released_checkpoints(tmp_path: pa
     config = dataclasses.replace(_config(tmp_path), policy=PolicyConfig(preset="pi0"), task=TaskConfig())
     with pytest.raises(StartPolicyError, match=r"peak_lr 0\.001 would ruin"):
         make_start_policy(config, tmp_path / "policy", print)
+
+
+@pytest.mark.parametrize("preset", ["nano", "nano_lora"])
+def test_openpis_weights_are_the_beginning_and_lora_gets_fresh_factors(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, preset: str
+) -> None:
+    low = dataclasses.replace(presets.NANO, paligemma=dataclasses.replace(presets.NANO.paligemma, lora_rank=2))
+    monkeypatch.setitem(presets.PRESETS, "nano_lora", low)
+    config = RunConfig(policy=PolicyConfig(preset=preset, action_horizon=6, checkpoint=str(tmp_path / "openpi")))
+    network = presets.make_config(preset, SEEING, config.policy)
+    plain, ones = noisy_params(presets.without_lora(network)), np.ones(3, np.float32)
+    stats = NormStats(ones, ones, ones[:2], ones[:2])
+    export_openpi(tmp_path / "openpi", presets.without_lora(network), plain, stats, "toy")
+    demos = Demos(SEEING, (), "nowhere")
+    found = flatten(start_policy._checkpoint(config, demos))
+    assert found.keys() == flatten(param_shapes(network)).keys()
+    assert any("lora" in name for name in found) == (preset == "nano_lora")
+    for name, leaf in flatten(plain).items():
+        np.testing.assert_array_equal(found[name], leaf, err_msg=name)
+    plain["state_proj"]["bias"] = plain["state_proj"]["bias"].at[0].set(np.nan)
+    export_openpi(tmp_path / "openpi", presets.without_lora(network), plain, stats, "toy", overwrite=True)
+    with pytest.raises(ValueError, match="leaves are not finite: state_proj/bias"):
+        start_policy._checkpoint(config, demos)
 
 
 def test_overfitting_is_said() -> None:

@@ -31,6 +31,14 @@ def test_missing_start_policy_is_named(tmp_path: Path) -> None:
         start_policy.prepare(tmp_path / "run", config)
 
 
+def test_openpis_checkpoint_is_to_be_fitted_to_the_robot_first(tmp_path: Path) -> None:
+    (tmp_path / "pi0_base" / "params").mkdir(parents=True)
+    config = RunConfig(task=TaskConfig(mode="images"))
+    config.policy.checkpoint = str(tmp_path / "pi0_base")
+    with pytest.raises(options.OptionError, match=r"pi0_base is openpi's.*python -m launch.initialize .*checkpoint="):
+        start_policy.prepare(tmp_path / "run", config)
+
+
 def test_no_shipped_policy_says_how_to_make_one(tmp_path: Path) -> None:
     with pytest.raises(options.OptionError, match=r"no start policy is shipped for phone_packaging_images.*--out"):
         start_policy.prepare(tmp_path / "run", RunConfig(task=TaskConfig(mode="images")))
