@@ -28,7 +28,8 @@ NEEDS: dict[str, tuple[str, ...]] = {
     "policy": ("jax", "flax", "mujoco"),
     "fleet_rate": ("jax", "flax", "mujoco", "zmq"),
 }
-BY_HAND = ("fault_matrix", "incidents", "soak", "pi0_gpu")  # root, many minutes, or a GPU to themselves
+# Root, many minutes, gigabytes of disk, a data set, or a GPU to themselves.
+BY_HAND = ("fault_matrix", "incidents", "soak", "pi0_gpu", "pi0_restore", "retrieval_g1")
 LEAST_CORES = {"fleet_rate": 2}
 DEADLINE_S = 3600.0
 
