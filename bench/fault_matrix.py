@@ -14,7 +14,6 @@ import dataclasses
 import json
 import random
 import statistics
-import tempfile
 import time
 from collections.abc import Sequence
 from itertools import pairwise
@@ -64,13 +63,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--injections", type=int, default=0, help="of each row; default 20, 1 with --quick")
     parser.add_argument("--rows", default="", help="comma-separated names; default all")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--keep", default="", help="folder for the runs; default: a temporary one")
+    report.add_keep(parser)
     flags = parser.parse_args(argv)
     robots, injections = flags.robots or (8 if flags.quick else 96), flags.injections or (1 if flags.quick else 20)
     wanted = set(filter(None, flags.rows.split(",")))
-    with tempfile.TemporaryDirectory() as temporary:
-        folder = Path(flags.keep or temporary).resolve()
-        folder.mkdir(parents=True, exist_ok=True)
+    with report.run_folder(flags.keep) as folder:
         results = measure(folder, robots, injections, wanted, flags.seed, quick=flags.quick)
     print(table(results), flush=True)
     if not wanted:  # a part of the table must not replace the whole

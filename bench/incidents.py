@@ -17,7 +17,6 @@ import os
 import random
 import signal
 import statistics
-import tempfile
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -57,12 +56,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--robots", type=int, default=0, help="default 96, 24 with --quick")
     parser.add_argument("--minutes", type=float, default=0.0, help="default 10, 3 with --quick")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--keep", default="", help="folder for the run; default: a temporary one")
+    report.add_keep(parser)
     flags = parser.parse_args(argv)
     robots, minutes = flags.robots or (24 if flags.quick else 96), flags.minutes or (3.0 if flags.quick else 10.0)
-    with tempfile.TemporaryDirectory() as temporary:
-        folder = Path(flags.keep or temporary).resolve()
-        folder.mkdir(parents=True, exist_ok=True)
+    with report.run_folder(flags.keep) as folder:
         found = figures(*run_day(folder, robots, minutes, flags.seed), robots, minutes)
     report.write(NAME, found, report.command(NAME, argv))
     return 0

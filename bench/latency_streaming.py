@@ -43,10 +43,6 @@ class Load:
     episode_bytes: int = 3_000_000
     episode_every_s: float = 4.0
 
-    @property
-    def fill_bytes_s(self) -> float:
-        return self.robots * self.episode_bytes / self.episode_every_s
-
 
 @dataclasses.dataclass
 class Shared:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import json
 import math
 import os
 import platform
 import sys
-from collections.abc import Sequence
+import tempfile
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 RESULTS = Path(__file__).resolve().parent / "results"
@@ -55,6 +57,20 @@ def parser(doc: str | None) -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
     made.add_argument("--quick", action="store_true", help="small sizes: does it run, is it of the right order")
     return made
+
+
+def add_keep(parser: argparse.ArgumentParser) -> None:
+    """The flag of benchmarks that run a whole fleet."""
+    parser.add_argument("--keep", default="", help="folder for what is run; default: a temporary one")
+
+
+@contextlib.contextmanager
+def run_folder(keep: str) -> Iterator[Path]:
+    """The named folder, or a temporary one that is gone afterwards."""
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(keep or temporary).resolve()
+        folder.mkdir(parents=True, exist_ok=True)
+        yield folder
 
 
 def command(name: str, argv: Sequence[str] | None) -> str:

@@ -13,7 +13,6 @@ import dataclasses
 import json
 import math
 import os
-import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -59,12 +58,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = report.parser(__doc__)
     parser.add_argument("--robots", type=int, default=0, help="default 96, 8 with --quick")
     parser.add_argument("--minutes", type=float, default=0.0, help="default 22, 1.5 with --quick")
-    parser.add_argument("--keep", default="", help="folder for the run; default: a temporary one")
+    report.add_keep(parser)
     flags = parser.parse_args(argv)
     robots, minutes = flags.robots or (8 if flags.quick else 96), flags.minutes or (1.5 if flags.quick else 22.0)
-    with tempfile.TemporaryDirectory() as temporary:
-        folder = Path(flags.keep or temporary).resolve()
-        folder.mkdir(parents=True, exist_ok=True)
+    with report.run_folder(flags.keep) as folder:
         samples, census = run_soak(folder, robots, minutes)
     report.write(NAME, figures(samples, census, flags.quick), report.command(NAME, argv))
     return 0

@@ -10,9 +10,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from absl import flags, logging
+from absl import flags
 
 from launch import options
+from launch.options import say
 
 
 def define() -> None:
@@ -26,14 +27,8 @@ def define() -> None:
     flags.DEFINE_bool("list", False, "name the grids and arms")
 
 
-def say(text: str) -> None:
-    print(text, flush=True)
-
-
 def main(argv: list[str]) -> int:
-    logging.set_verbosity(logging.WARNING)  # jax tells of every accelerator that it did not find
-    if argv[1:]:
-        raise options.OptionError(f"unexpected words {argv[1:]}; options begin with --")
+    options.begin(argv)
     config = options.run_config()
     say(f"study of {config.name}: loading jax")
     from cel_jax.study import arms, grid, results

@@ -12,7 +12,7 @@ import dataclasses
 import os
 import sys
 
-from absl import flags, logging
+from absl import flags
 
 from launch import options
 
@@ -27,9 +27,7 @@ def define() -> None:
 
 
 def main(argv: list[str]) -> int:
-    logging.set_verbosity(logging.WARNING)
-    if argv[1:]:
-        raise options.OptionError(f"unexpected words {argv[1:]}; options begin with --")
+    options.begin(argv)
     from cel_jax.fert.dry_run import describe, plan
     from cel_jax.models.presets import make_config
     from cel_jax.models.remat import POLICIES

@@ -12,10 +12,11 @@ import json
 import sys
 from pathlib import Path
 
-from absl import flags, logging
+from absl import flags
 
 from cel_jax.config import RunConfig, from_dict
 from launch import options
+from launch.options import say
 
 
 def define() -> None:
@@ -28,14 +29,8 @@ def define() -> None:
     flags.DEFINE_integer("trials", 0, "trials on each held-out robot; default: the configuration's", lower_bound=0)
 
 
-def say(text: str) -> None:
-    print(text, flush=True)
-
-
 def main(argv: list[str]) -> int:
-    logging.set_verbosity(logging.WARNING)  # jax tells of every accelerator that it did not find
-    if argv[1:]:
-        raise options.OptionError(f"unexpected words {argv[1:]}; options begin with --")
+    options.begin(argv)
     if bool(flags.FLAGS.run) == bool(flags.FLAGS.policy):
         raise options.OptionError("give either --run=NAME or --policy=FOLDER")
     config = _config()

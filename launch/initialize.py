@@ -14,10 +14,11 @@ import shlex
 import sys
 from pathlib import Path
 
-from absl import flags, logging
+from absl import flags
 
 from cel_jax.config import RunConfig, from_dict
 from launch import options
+from launch.options import say
 
 
 def define() -> None:
@@ -29,14 +30,8 @@ def define() -> None:
     flags.DEFINE_integer("trials", 0, "afterwards: trials on each held-out simulated robot", lower_bound=0)
 
 
-def say(text: str) -> None:
-    print(text, flush=True)
-
-
 def main(argv: list[str], command: str) -> int:
-    logging.set_verbosity(logging.WARNING)  # jax tells of every accelerator that it did not find
-    if argv[1:]:
-        raise options.OptionError(f"unexpected words {argv[1:]}; options begin with --")
+    options.begin(argv)
     config = _config()
     say(f"start policy of {config.name}: loading jax")
     from cel_jax.initialization import start_policy

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from absl import app, flags
+from absl import app, flags, logging
 from ml_collections import config_flags
 
 from cel_jax.config import RunConfig
@@ -98,6 +98,18 @@ def _apply(config: RunConfig, name: str, path: str, value: object) -> None:
     if given and getattr(part, field) != value:
         raise OptionError(f"--{name}={value} and --config.{path}={getattr(part, field)} disagree: give one of them")
     setattr(part, field, value)
+
+
+def say(text: str) -> None:
+    """A line of progress, at once."""
+    print(text, flush=True)
+
+
+def begin(argv: list[str]) -> None:
+    """Silences what jax tells of accelerators that it did not find. Raises OptionError for words that are no flags."""
+    logging.set_verbosity(logging.WARNING)
+    if argv[1:]:
+        raise OptionError(f"unexpected words {argv[1:]}; options begin with --")
 
 
 def run(main: Callable[[list[str]], int | None], define_flags: Callable[[], None] = define) -> None:

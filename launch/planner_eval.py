@@ -12,7 +12,8 @@ import time
 from absl import flags
 
 from launch import options
-from launch.planner_options import define, say, start
+from launch.options import say
+from launch.planner_options import define, start
 
 STAGES = ("base", "sft", "rl")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from absl import flags, logging
+from absl import flags
 from ml_collections import config_flags
 
 from cel_jax.planner.config import PlannerConfig
@@ -21,9 +21,7 @@ def define() -> None:
 
 def start(argv: list[str]) -> tuple[PlannerConfig, Path]:
     """The configuration and the run's folder, which exists afterwards. Raises OptionError for what is no planner's."""
-    logging.set_verbosity(logging.WARNING)  # jax tells of every accelerator that it did not find
-    if argv[1:]:
-        raise options.OptionError(f"unexpected words {argv[1:]}; options begin with --")
+    options.begin(argv)
     config = flags.FLAGS.config
     if not isinstance(config, PlannerConfig):
         raise options.OptionError("this configuration is a fleet's, not a planner's; for example --config=planner_text")
@@ -31,7 +29,3 @@ def start(argv: list[str]) -> tuple[PlannerConfig, Path]:
     folder = Path(flags.FLAGS.runs) / config.name
     folder.mkdir(parents=True, exist_ok=True)
     return config, folder
-
-
-def say(text: str) -> None:
-    print(text, flush=True)

@@ -8,7 +8,8 @@ Goes on after the last finished round. Writes runs/<name>/rl.
 from __future__ import annotations
 
 from launch import options
-from launch.planner_options import define, say, start
+from launch.options import say
+from launch.planner_options import define, start
 
 
 def main(argv: list[str]) -> int:

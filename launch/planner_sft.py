@@ -13,7 +13,8 @@ import json
 from absl import flags
 
 from launch import options
-from launch.planner_options import define, say, start
+from launch.options import say
+from launch.planner_options import define, start
 
 
 def define_flags() -> None:

@@ -10,6 +10,7 @@ import dataclasses
 import itertools
 import time
 from collections.abc import Callable, Iterable, Sequence
+from typing import TypeVar
 
 import numpy as np
 
@@ -25,6 +26,7 @@ from cel_jax.fert.retrieval import Retrieved
 from cel_jax.fert.ring import SuccessRing
 
 Retriever = Callable[[SuccessRing, Sequence[np.ndarray], FertConfig], list[list[Retrieved]]]
+T = TypeVar("T")
 UNUSABLE = (BadEmbeddings, DamagedImage)  # an episode's fault: it is set aside, and nobody else notices
 
 
@@ -139,13 +141,20 @@ class Ingestion:
         return self._retriever(self._ring, [query], self._config)[0]
 
     def _successes(self, notices: Iterable[ExperienceNotice]) -> IngestReport:
-        taken, skipped = [], []
+        taken, skipped = self._usable(notices, self._success)
+        return IngestReport(successes=tuple(taken), skipped=skipped)
+
+    def _usable(
+        self, notices: Iterable[ExperienceNotice], use: Callable[[ExperienceNotice], T]
+    ) -> tuple[list[T], tuple[Skipped, ...]]:
+        """What `use` makes of each notice, and the episodes that it cannot use."""
+        made, skipped = [], []
         for notice in notices:
             try:
-                taken.append(self._success(notice))
+                made.append(use(notice))
             except UNUSABLE as error:
                 skipped.append(self._skip(notice, error))
-        return IngestReport(successes=tuple(taken), skipped=tuple(skipped))
+        return made, tuple(skipped)
 
     def _skip(self, notice: ExperienceNotice, error: ValueError) -> Skipped:
         self.skipped += 1
@@ -172,13 +181,8 @@ class Ingestion:
                 self._cache.drop(gone)
 
     def _failures(self, notices: Iterable[ExperienceNotice]) -> IngestReport:
-        queries, skipped = [], []
-        for notice in notices:
-            try:
-                queries.append(self._query(notice))
-            except UNUSABLE as error:
-                skipped.append(self._skip(notice, error))
-        return IngestReport(events=tuple(self._answer(queries)), skipped=tuple(skipped))
+        queries, skipped = self._usable(notices, self._query)
+        return IngestReport(events=tuple(self._answer(queries)), skipped=skipped)
 
     def _query(self, notice: ExperienceNotice) -> _Query:
         steps = retrieval.query_steps(notice.num_frames, self._config)

@@ -136,6 +136,11 @@ class Learner:
         """Embed new successes, turn new failures into events."""
         return self._ingestion.run(max_items)
 
+    @property
+    def skipped(self) -> int:
+        """Episodes that ingestion has set aside."""
+        return self._ingestion.skipped
+
     def train_step(self, wait_s: float = 1.0) -> StepReport | None:
         """One update, or None with `status` saying why not (waits at most `wait_s` for a batch).
 

@@ -7,6 +7,7 @@ does the rest: a new version of the weights compiles nothing.
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import functools
 from collections.abc import Mapping, Sequence
@@ -67,20 +68,25 @@ class Policy:
 
     def with_params(self, params: Params) -> Policy:
         """The same policy with other weights, warmed for the same sizes (nothing compiles again)."""
-        other = Policy(self.config, params, self.norm_stats, self.features, self.policy_config)
-        other._sizes = self._sizes
-        return other
+        return self._derived(params, self.policy_config, self._sizes)
 
     def without_params(self) -> Policy:
         """All but the weights: what a learner keeps of the policy that it started from."""
-        return Policy(self.config, {}, self.norm_stats, self.features, self.policy_config)
+        return self._derived({}, self.policy_config)
 
     def with_sampling(self, settings: PolicyConfig) -> Policy:
         """The same policy, sampled with these settings' flow_steps and noise_scale."""
         chosen = dataclasses.replace(
             self.policy_config, flow_steps=settings.flow_steps, noise_scale=settings.noise_scale
         )
-        return Policy(self.config, self.params, self.norm_stats, self.features, chosen)
+        return self._derived(self.params, chosen)
+
+    def _derived(self, params: Params, settings: PolicyConfig, warmed: tuple[int, ...] = ()) -> Policy:
+        """For the same robot, with the same tokenizer, which is read once."""
+        other = copy.copy(self)
+        other.__dict__.pop("packed", None)
+        other.params, other.policy_config, other._sizes = jax.device_put(params), settings, warmed
+        return other
 
     @functools.cached_property
     def packed(self) -> Packed:

@@ -7,7 +7,7 @@ import json
 import re
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, Protocol
 
 from cel_jax.planner.chat import arguments
@@ -132,8 +132,3 @@ def _verdict(text: str) -> bool:
 def judge_for(url: str, deadline_s: float) -> Judge:
     """The judge that the configuration names."""
     return ChatJudge(url, deadline_s) if url else rule_judge
-
-
-def unflagged(turns: Sequence[Turn]) -> list[Turn]:
-    """Turns that no test flags."""
-    return [turn for turn in turns if not turn.flags]

@@ -12,7 +12,6 @@ from typing import Protocol
 
 from cel_jax.config import RunConfig
 from cel_jax.data.episode import Features
-from cel_jax.data.episode_codec import encode_episode
 from cel_jax.evaluation.rollout import Rollout
 from cel_jax.evaluation.scene_policy import scene_policy
 from cel_jax.evaluation.trials import Trial, TrialResult
@@ -116,12 +115,10 @@ class FleetExperience:
         """As a delivery: encoded, written, accepted. An interrupted round's episodes come again and are known."""
         if result.episode is None:
             raise ValueError(f"{result.trial}: the rollout of a study must record its episodes")
-        path = self._incoming / f"{result.seed}.cele"
-        path.write_bytes(encode_episode(result.episode))
         if self._oracle is not None:
             self._oracle.saw(result.episode)
         with self._lock:
-            self._inner.accept(path)
+            self._inner.accept_episode(result.episode, self._incoming / f"{result.seed}.cele")
 
     def effective_share(self) -> float:
         weights = list(itertools.chain.from_iterable(self._table.weights(name) for name in self._table.episodes))

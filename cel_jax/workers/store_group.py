@@ -69,6 +69,8 @@ class StoreGroup:
 
     def sample(self, n: int, seed: int) -> ChunkBatch | None:
         """None while no store has a chunk. Probabilities are those of the whole draw."""
+        if len(self._stores) == 1:
+            return self._stores[0].sample(n, seed)  # no shares to ask for, nothing to join
         parts = [
             (store.sample(part, seed * len(self._stores) + number), part / n)
             for number, (store, part) in enumerate(zip(self._stores, self._parts(n), strict=True))

@@ -20,7 +20,7 @@ from cel_jax.fert import build
 from cel_jax.fert.checkpoints import CheckpointStore, Identity
 from cel_jax.fert.embedding import tower_hash
 from cel_jax.fert.embedding_cache import EmbeddingCache
-from cel_jax.fert.ingestion import Event, Ingestion, Skipped
+from cel_jax.fert.ingestion import Event, Ingestion
 from cel_jax.fert.learner import Learner, Phase
 from cel_jax.fert.manifest import CheckpointMismatch
 from cel_jax.fert.sharding import make_mesh
@@ -140,7 +140,7 @@ class Loop:
         self._wiring, self._start, self._store = wiring, start, store
         self._learner, self._publisher = learner, publisher
         self._db = rundb.open_db(wiring.run_dir)
-        self._told = self._skipped = 0
+        self._told = 0
 
     def run(self) -> None:
         """Until the stop; then publishes and saves what it has."""
@@ -163,7 +163,8 @@ class Loop:
         taken = learner.ingest(INGEST_ITEMS)
         for event in taken.events:
             self._record(event)
-        self._tell_skipped(taken.skipped)
+        for one in taken.skipped:
+            self._tell("episode skipped", one.reason)
         for mismatch in taken.mismatches:
             self._tell("statistics differ", mismatch)
         report = learner.train_step(STARVED_S)
@@ -175,7 +176,7 @@ class Loop:
         self._publisher.publish_due(learner)
         learner.checkpoint(self._extras)
         if report.step % METRICS_EVERY_STEPS == 0:
-            counted = {"refused_steps": learner.refused, "skipped_episodes": self._skipped}
+            counted = {"refused_steps": learner.refused, "skipped_episodes": learner.skipped}
             rundb.add_metrics(self._db, report.step, report.metrics | counted)
 
     def _record(self, event: Event) -> None:
@@ -187,11 +188,6 @@ class Loop:
             rundb.add_retrieval(self._db, event.failure_id, event.failure_id, matches)
         except rundb.RunDbError as error:  # a learner that died between the store's answer and this line
             print(f"retrieval of {event.failure_id} is on record already: {error}", flush=True)
-
-    def _tell_skipped(self, skipped: tuple[Skipped, ...]) -> None:
-        self._skipped += len(skipped)
-        for one in skipped:
-            self._tell("episode skipped", one.reason)
 
     def _tell_refused(self) -> None:
         for problem in self._learner.problems[self._told :]:

@@ -6,12 +6,10 @@ import asyncio
 import contextlib
 import dataclasses
 import json
-import os
 import pathlib
 import re
 import subprocess
 import sys
-import tempfile
 import urllib.request
 from collections.abc import Iterator
 
@@ -29,6 +27,7 @@ from cel_jax.workers.serving.batching import Batcher, Busy, infer
 from cel_jax.workers.serving.checkpoint import CheckpointError, load, openpi_policy
 from cel_jax.workers.serving.observations import LAYOUTS, ObservationError, default_layout, read, robot_features
 from cel_jax.workers.serving.server import PolicyServer
+from tests.client_environment import client_python
 from tests.models.robots import POLICY, features, norm_stats, observations, tiny, tiny_policy
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -198,26 +197,6 @@ def test_openpi_checkpoint_serves(tmp_path: pathlib.Path) -> None:
         load(tmp_path / "c", "droid", "", POLICY)
 
 
-def client_python() -> str:
-    """An interpreter with openpi-client: the environment variable's, or one made in a folder of its own."""
-    if named := os.environ.get(CLIENT):
-        return named
-    folder = pathlib.Path(tempfile.gettempdir()) / f"cel-openpi-client-{os.getuid()}"
-    python = folder / "bin" / "python"
-    if not _has_client(python):
-        install = [str(python), "-m", "pip", "install", "-q", "openpi-client", "typing-extensions"]
-        for command in ([sys.executable, "-m", "venv", str(folder)], install):
-            done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
-            if done.returncode:
-                pytest.skip(f"openpi-client cannot be installed here: {done.stderr[-200:]}; set {CLIENT}")
-    return str(python)
-
-
-def _has_client(python: pathlib.Path) -> bool:
-    command = [str(python), "-c", "from openpi_client import websocket_client_policy"]
-    return python.exists() and subprocess.run(command, capture_output=True, check=False).returncode == 0
-
-
 @contextlib.contextmanager
 def served(folder: pathlib.Path) -> Iterator[int]:
     command = [sys.executable, "-m", "launch.serve", f"--checkpoint={folder}", "--port=0", "--host=127.0.0.1"]
@@ -240,7 +219,7 @@ def served(folder: pathlib.Path) -> Iterator[int]:
 
 @pytest.mark.slow
 def test_the_real_openpi_client(tmp_path: pathlib.Path) -> None:
-    python = client_python()
+    python = client_python(CLIENT, "openpi_client.websocket_client_policy", "openpi-client", "typing-extensions")
     policy = tiny_policy("images")
     save_policy(
         tmp_path / "p",

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import http.client
 import json
-import os
 import pathlib
 import subprocess
-import sys
-import tempfile
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -18,6 +15,7 @@ import pytest
 
 from cel_jax.planner.proxy import Proxy
 from cel_jax.planner.records import RecordLog
+from tests.client_environment import client_python
 from tests.planner.test_boundary import REQUEST, TOKENIZER, Scripted, recorder
 
 SAID = 'go <tool_call>{"name":"pick","arguments":{"part":"cable"}}</tool_call>'
@@ -100,9 +98,8 @@ def test_a_body_that_is_too_large_is_not_read(served: tuple[Proxy, RecordLog]) -
 def test_the_real_client(served: tuple[Proxy, RecordLog]) -> None:
     proxy, log = served
     check = pathlib.Path(__file__).with_name("openai_check.py")
-    done = subprocess.run(
-        [client_python(), str(check), proxy.url], capture_output=True, text=True, timeout=120, check=False
-    )
+    python = client_python(CLIENT, "openai", "openai")
+    done = subprocess.run([python, str(check), proxy.url], capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
     found: dict[str, Any] = json.loads(done.stdout)
     first, second, refused = log.records()
@@ -110,22 +107,3 @@ def test_the_real_client(served: tuple[Proxy, RecordLog]) -> None:
     assert found["call"] == found["streamed_call"] == '{"part":"cable"}'
     assert found["text"] == found["streamed_text"] == "go " and found["finish"] == "tool_calls"
     assert found["refused"] == "context_length_exceeded" and refused.finish_reason == "context_overflow"
-
-
-def client_python() -> str:
-    """A Python that has the openai package: a named one, or an environment made here once."""
-    if named := os.environ.get(CLIENT):
-        return named
-    folder = pathlib.Path(tempfile.gettempdir()) / f"cel-openai-client-{os.getuid()}"
-    python = folder / "bin" / "python"
-    if not has_client(python):
-        install = [str(python), "-m", "pip", "install", "-q", "openai"]
-        for command in ([sys.executable, "-m", "venv", str(folder)], install):
-            done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
-            if done.returncode:
-                pytest.skip(f"openai cannot be installed here: {done.stderr[-200:]}; set {CLIENT}")
-    return str(python)
-
-
-def has_client(python: pathlib.Path) -> bool:
-    return python.exists() and not subprocess.run([str(python), "-c", "import openai"], check=False).returncode
