@@ -38,7 +38,7 @@ from cel_jax.models.packed import denoise, encode_prefix, pack, sample_packed
 from cel_jax.models.packed_vision import see
 from cel_jax.models.params_io import flatten, unflatten
 from cel_jax.models.pi0 import flow_loss, param_shapes
-from cel_jax.models.presets import Pi0Config, frozen_path, make_config
+from cel_jax.models.presets import Pi0Config, frozen_leaves, make_config
 from cel_jax.models.weights_wire import snapshot, to_bytes
 
 NAME = "pi0_gpu"
@@ -267,7 +267,7 @@ def _lora_figures(flags: argparse.Namespace) -> Iterator[Figure]:
 
 def _measured_rate(flags: argparse.Namespace, config: Pi0Config, size: int, micro: int) -> float:
     settings = TrainConfig(batch_size=size, micro_batch_size=micro)
-    frozen = functools.partial(frozen_path, config) if config.lora else None
+    frozen = frozen_leaves(config)
     mesh, optimizer = make_mesh(1, jax.devices()[:1]), make_optimizer(settings, frozen)
     state = [_start(config, settings, optimizer, mesh, frozen)]
     batch = put_batch(_batch(config, size), mesh)

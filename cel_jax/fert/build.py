@@ -25,12 +25,12 @@ from cel_jax.fert.interfaces import Store
 from cel_jax.fert.learner import PREFETCH, Learner
 from cel_jax.fert.ring_room import make_ring
 from cel_jax.fert.sharding import make_mesh, put_batch
-from cel_jax.fert.trainer import Frozen, TrainState, cast_frozen, create_state, make_optimizer, make_train_step
+from cel_jax.fert.trainer import TrainState, cast_frozen, create_state, make_optimizer, make_train_step
 from cel_jax.models.inputs import ModelInputs
 from cel_jax.models.params_io import cast
 from cel_jax.models.pi0 import flow_loss, vision_tokens
 from cel_jax.models.policy import Policy, serving_dtype
-from cel_jax.models.presets import Pi0Config, frozen_path
+from cel_jax.models.presets import Pi0Config, frozen_leaves
 from cel_jax.models.tokenizer import make_tokenizer, tokenize
 from cel_jax.replay.chunks import ChunkBatch
 
@@ -40,11 +40,6 @@ def start_state(start: Policy, config: TrainConfig, mesh: Mesh) -> TrainState:
     rng, frozen = jax.random.key_data(jax.random.key(config.seed)), frozen_leaves(start.config)
     params = start.params if frozen is None else cast_frozen(start.params, frozen)
     return create_state(params, make_optimizer(config, frozen), config, mesh, rng)
-
-
-def frozen_leaves(network: Pi0Config) -> Frozen | None:
-    """Which leaves are not trained; None: all are."""
-    return functools.partial(frozen_path, network) if network.lora else None
 
 
 def training_network(network: Pi0Config, config: TrainConfig) -> Pi0Config:

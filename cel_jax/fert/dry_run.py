@@ -21,7 +21,7 @@ from cel_jax.fert import sharding
 from cel_jax.fert.trainer import cast_frozen, make_optimizer
 from cel_jax.models.inputs import example_inputs
 from cel_jax.models.pi0 import param_shapes
-from cel_jax.models.presets import GemmaConfig, Pi0Config, frozen_path
+from cel_jax.models.presets import GemmaConfig, Pi0Config, frozen_leaves, frozen_path
 
 SLACK = 0.1  # of the memory: the allocator's holes and the compiler's temporaries
 LOGIT_BYTES = 4 + 2  # float32 logits and bfloat16 probabilities
@@ -81,7 +81,7 @@ def _param_trees(config: Pi0Config) -> tuple[Any, Any]:
 
 
 def _state_bytes(config: Pi0Config, train: TrainConfig, params: Any, trained: Any, mesh: Any) -> dict[str, int]:
-    optimizer = make_optimizer(train, functools.partial(frozen_path, config) if config.lora else None)
+    optimizer = make_optimizer(train, frozen_leaves(config))
     size = functools.partial(sharding.bytes_per_device, mesh=mesh)
     parts = {
         "weights": size(params),

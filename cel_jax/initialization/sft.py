@@ -26,7 +26,7 @@ from cel_jax.initialization.dataset import ChunkSource, TokenTable
 from cel_jax.initialization.pose_guidance import PoseGuidance, find_guidance
 from cel_jax.models import pi0
 from cel_jax.models.pi0 import Params
-from cel_jax.models.presets import Pi0Config, frozen_path, make_config
+from cel_jax.models.presets import Pi0Config, frozen_leaves, make_config
 from cel_jax.models.tokenizer import make_tokenizer
 
 STEPS_PER_CALL = 20
@@ -85,7 +85,7 @@ class _Setup:
     @property
     def frozen(self) -> Frozen | None:
         """Which leaves LoRA keeps; None: all are trained."""
-        return functools.partial(frozen_path, self.config) if self.config.lora else None
+        return frozen_leaves(self.config)
 
     def start(self, params: Params) -> Any:
         """What is trained: the policy's weights in float32 (bfloat16 where LoRA keeps them) and, where poses guide it,

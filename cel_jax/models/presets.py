@@ -6,6 +6,8 @@ All are frozen and hashable, so a configuration may be a static argument of a ji
 from __future__ import annotations
 
 import dataclasses
+import functools
+from collections.abc import Callable
 from typing import Any
 
 from cel_jax.config import PolicyConfig
@@ -194,6 +196,11 @@ def frozen_path(config: Pi0Config, path: str) -> bool:
         return False
     expert = config.action_expert if "_1/" in path else config.paligemma
     return bool(expert.lora_rank)
+
+
+def frozen_leaves(config: Pi0Config) -> Callable[[str], bool] | None:
+    """Which leaves training keeps, by their paths; None: all are trained."""
+    return functools.partial(frozen_path, config) if config.lora else None
 
 
 def make_config(preset: str, features: Features, policy: PolicyConfig) -> Pi0Config:
