@@ -94,6 +94,7 @@ class ReplayConfig:
     window_frames: int = 350_000
     min_frames: int = 60_000
     w_init: float = 0.5
+    chunk_stride_frames: int = 1  # frames between chunk starts; `policy.execute_frames`: where robots asked
     shard_episodes: int = 8
     uniform_share: float = 0.0  # beyond the paper: share of uniform samples under the priorities
 

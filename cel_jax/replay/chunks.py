@@ -39,9 +39,10 @@ class ChunkBatch:
     probabilities: np.ndarray
 
 
-def chunk_starts(episode: Episode, horizon: int) -> np.ndarray:
-    """int32 [C]: observed frames whose chunk of `horizon` frames is the policy's own work throughout."""
+def chunk_starts(episode: Episode, horizon: int, stride: int = 1) -> np.ndarray:
+    """int32 [C]: observed frames, multiples of `stride`, whose `horizon` frames are all the policy's own work."""
     starts = episode.observed_steps().astype(np.int32)
+    starts = starts[starts % stride == 0]
     return starts[~touches_others(episode, starts, horizon)]
 
 

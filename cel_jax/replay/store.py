@@ -44,6 +44,7 @@ class StoreConfig:
     stride_frames: int = 3
     rho: float = 0.88
     task: str = ""
+    chunk_stride_frames: int = 1
 
     @classmethod
     def of(cls, run: RunConfig) -> StoreConfig:
@@ -59,6 +60,7 @@ class StoreConfig:
             fert.stride_frames,
             fert.rho,
             run.task.name,
+            replay.chunk_stride_frames,
         )
 
 
@@ -136,7 +138,8 @@ class ExperienceStore:
         kind, key = episode.label.outcome.value, episode.header.id
         data = {"episode": key, "sha256": sha256, "num_frames": episode.num_frames}
         if kind == "success":
-            data.update(starts=pack_starts(chunk_starts(episode, self.config.horizon)), w_init=self.config.w_init)
+            starts = chunk_starts(episode, self.config.horizon, self.config.chunk_stride_frames)
+            data.update(starts=pack_starts(starts), w_init=self.config.w_init)
         self._event(kind, data)
         number = self._state.head
         if kind == "success":

@@ -2,36 +2,23 @@
 
 from __future__ import annotations
 
-import collections
-import dataclasses
 import itertools
+import os
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Protocol
 
 from cel_jax.config import RunConfig
 from cel_jax.data.episode import Features
+from cel_jax.data.episode_codec import decode_episode
 from cel_jax.evaluation.rollout import Rollout
-from cel_jax.evaluation.scene_policy import scene_policy
-from cel_jax.evaluation.trials import Trial, TrialResult
+from cel_jax.evaluation.trials import TrialResult
 from cel_jax.fert.interfaces import Store
 from cel_jax.models.policy import Policy
 from cel_jax.replay.memory_table import MemoryTable
 from cel_jax.replay.store import ExperienceStore, StoreConfig
+from cel_jax.study.collecting import Collected, FirstRound, collect_round
 from cel_jax.study.stores import DemonstrationStore, OracleStore
-
-SEEDS_APART = 1_000_000  # scenes of different seeds of a study never meet
-
-
-@dataclasses.dataclass(frozen=True)
-class Collected:
-    """One round's episodes. failures: how many ended in each stage. steps: control steps of all of them."""
-
-    episodes: int = 0
-    successes: int = 0
-    steps: int = 0
-    failures: dict[int, int] = dataclasses.field(default_factory=dict)
 
 
 class Experience(Protocol):
@@ -77,13 +64,21 @@ class DemonstrationExperience:
 class FleetExperience:
     """Simulated robots in lock-step; labelled episodes go through the same store as in a fleet.
 
-    lock: the learner's. Each robot in turn gets the next scene, and no scene is used twice.
+    lock: the learner's. Each robot in turn gets the next scene, and no scene is used twice. first: episodes that
+    stand for the first round's.
     """
 
     def __init__(
-        self, folder: Path, config: RunConfig, features: Features, rollout: Rollout, lock: threading.Lock, oracle: bool
+        self,
+        folder: Path,
+        config: RunConfig,
+        features: Features,
+        rollout: Rollout,
+        lock: threading.Lock,
+        oracle: bool,
+        first: FirstRound | None = None,
     ) -> None:
-        self._config, self._rollout, self._lock = config, rollout, lock
+        self._config, self._rollout, self._lock, self._first = config, rollout, lock, first
         self._incoming = folder / "collected"
         self._incoming.mkdir(parents=True, exist_ok=True)
         self._table = MemoryTable(config.policy.action_horizon, config.replay.uniform_share)
@@ -93,28 +88,24 @@ class FleetExperience:
         self.store: Store = self._oracle or self._inner
 
     def collect(self, policy: Policy, version: int, round_number: int) -> Collected:
-        results: list[TrialResult] = []
+        if round_number == 0 and self._first is not None:
+            return self._take(self._first)
+        return collect_round(self._rollout, self._config, policy, version, round_number, self._book)
 
-        def finished(result: TrialResult) -> None:
-            self._book(result)
-            results.append(dataclasses.replace(result, episode=None))
-
-        infer = scene_policy(policy, self._config.task.prompt)
-        self._rollout.run(infer, self._trials(round_number), finished, lambda: version)
-        failed = collections.Counter(result.stage for result in results if not result.success)
-        successes = sum(result.success for result in results)
-        return Collected(len(results), successes, sum(result.steps for result in results), dict(failed))
-
-    def _trials(self, round_number: int) -> Iterator[Trial]:
-        """An iterator, so that results need not be kept in order."""
-        fleet, count = self._config.fleet, self._config.study.episodes_per_round
-        first = fleet.seed * SEEDS_APART + round_number * count
-        return iter([Trial(fleet.first_robot + i % fleet.robots, first + i) for i in range(count)])
+    def _take(self, first: FirstRound) -> Collected:
+        for path in first.files:
+            mine = self._incoming / path.name
+            mine.unlink(missing_ok=True)  # of an interrupted run
+            os.link(path, mine)
+            if self._oracle is not None:
+                self._oracle.saw(decode_episode(mine.read_bytes()))
+            with self._lock:
+                self._inner.accept(mine)
+        return first.collected
 
     def _book(self, result: TrialResult) -> None:
         """As a delivery: encoded, written, accepted. An interrupted round's episodes come again and are known."""
-        if result.episode is None:
-            raise ValueError(f"{result.trial}: the rollout of a study must record its episodes")
+        assert result.episode is not None
         if self._oracle is not None:
             self._oracle.saw(result.episode)
         with self._lock:

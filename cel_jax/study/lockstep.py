@@ -22,7 +22,8 @@ from cel_jax.fert.learner import Phase
 from cel_jax.fert.sharding import make_mesh
 from cel_jax.models.policy import Policy
 from cel_jax.study.arms import Arm
-from cel_jax.study.experience import Collected, Experience
+from cel_jax.study.collecting import Collected
+from cel_jax.study.experience import Experience
 
 STARVED_S = 60.0
 ALL_PENDING = 1 << 30

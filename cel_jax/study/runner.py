@@ -22,6 +22,7 @@ from cel_jax.models.policy import Policy
 from cel_jax.models.saving import MANIFEST, load_policy, save_policy
 from cel_jax.study import results
 from cel_jax.study.arms import arm
+from cel_jax.study.collecting import FirstRound
 from cel_jax.study.experience import DemonstrationExperience, Experience, FleetExperience
 from cel_jax.study.grid import Cell, configured
 from cel_jax.study.lockstep import LockstepArm, Say
@@ -71,7 +72,16 @@ class StudyRunner:
             taught = demonstrated(self._demos(config.init.seed), config.init)
             return DemonstrationExperience(DemonstrationStore(taught, config.policy.action_horizon))
         features = MakeSimulated(config.task)(config.fleet.first_robot).features
-        return FleetExperience(self._folder / cell.folder, config, features, self._collecting, lock, kind.oracle)
+        first = self._first_round(config)
+        return FleetExperience(self._folder / cell.folder, config, features, self._collecting, lock, kind.oracle, first)
+
+    def _first_round(self, config: RunConfig) -> FirstRound:
+        """Shared by the arms of a seed that collect as many episodes on as many robots."""
+        size = f"{config.study.episodes_per_round}-episodes-{config.fleet.robots}-robots"
+        folder = self._folder / f"first-round-{size}-seed{config.fleet.seed}"
+        first = FirstRound(folder, config, config.policy.checkpoint or f"start-seed{config.init.seed}")
+        first.collect(self._collecting, self._start_policy(config))
+        return first
 
     def _collect_demos(self, seed: int) -> Demos:
         config = configured(self._base, Cell("", "demonstrations", seed))

@@ -351,3 +351,16 @@ def test_an_episode_in_memory_is_stored_as_its_file_would_be_and_never_decoded(t
     assert in_memory.accept_episode(episode, tmp_path / "z").duplicate and not (tmp_path / "z").exists()
     for store in (by_file, in_memory):
         store.close()
+
+
+def test_chunks_may_start_only_where_the_policy_was_asked(tmp_path) -> None:
+    store = open_store(tmp_path, dataclasses.replace(CONFIG, chunk_stride_frames=10))
+    deliver(store, tmp_path, make_episode("s", 30))
+    assert sorted(start for _, start in list(store.table.keys())) == [0, 10, 20]
+    for _ in range(2):
+        store.close()
+        store = open_store(tmp_path, CONFIG)  # what an episode gave stays, whatever the setting is later
+        assert store.table.chunks == 3
+    run = RunConfig()
+    run.replay.chunk_stride_frames = 15
+    assert StoreConfig.of(run).chunk_stride_frames == 15

@@ -23,7 +23,7 @@ from cel_jax.models.presets import make_config
 from cel_jax.replay.memory_table import MemoryTable
 from cel_jax.replay.store import ExperienceStore, StoreConfig
 from cel_jax.study.arms import ARMS
-from cel_jax.study.experience import Collected
+from cel_jax.study.collecting import Collected
 from cel_jax.study.lockstep import LockstepArm
 from cel_jax.workers.publishing import Publisher
 from cel_jax.workers.store_client import RemoteStore
