@@ -133,6 +133,8 @@ class TrainConfig:
     keep_checkpoints: int = 2
     fsdp_devices: int = 1
     compute_dtype: str = "bfloat16"
+    remat: str = ""  # what the backward pass computes again, a name of models/remat.py; empty: the preset's
+    attention: str = "xla"  # or `cudnn`: flash attention, with bfloat16 on an NVIDIA GPU
     seed: int = 0
 
 

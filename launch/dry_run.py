@@ -1,7 +1,7 @@
 """What training would take, without allocating it: parameters, bytes per device for every part, whether it fits.
 
     python -m launch.dry_run --config=phone_packaging --config.policy.preset=pi0 --memory_gb=141
-    python -m launch.dry_run --config=phone_packaging --config.policy.preset=pi0_lora --memory_gb=24 --remat=all
+    python -m launch.dry_run --config=phone_packaging --config.policy.preset=pi0_lora --memory_gb=24
 
 Exit code 0 where it fits, 1 where it does not. Device memory is this machine's accelerator's, or --memory_gb.
 """
@@ -23,14 +23,12 @@ def define() -> None:
     flags.DEFINE_integer("devices", 1, "accelerators of the run", lower_bound=1)
     flags.DEFINE_float("memory_gb", 0.0, "of one device; default: this machine's")
     flags.DEFINE_integer("cameras_px", 0, "image side of the robot's cameras; default: the task's", lower_bound=0)
-    flags.DEFINE_string("remat", "", "what the backward pass computes again; default: the preset's")
 
 
 def main(argv: list[str]) -> int:
     options.begin(argv)
     from cel_jax.fert.dry_run import describe, plan
-    from cel_jax.models.presets import make_config
-    from cel_jax.models.remat import POLICIES
+    from cel_jax.models.presets import make_config, trained_as
     from cel_jax.robots.tasks import make_world
 
     asked, config = flags.FLAGS, options.run_config()
@@ -38,9 +36,8 @@ def main(argv: list[str]) -> int:
     robot = make_world(task.name, robot_seed=0, mode=task.mode, image_px=asked.cameras_px or task.image_px).features
     try:
         network = make_config(config.policy.preset, robot, config.policy)
-        if asked.remat and asked.remat not in POLICIES:
-            raise ValueError(f"--remat={asked.remat}: expected one of {sorted(POLICIES)}")
-        network = dataclasses.replace(network, remat=asked.remat or network.remat, dtype=config.train.compute_dtype)
+        network = dataclasses.replace(network, dtype=config.train.compute_dtype)
+        network = trained_as(network, config.train.remat, config.train.attention)
         made = plan(network, config.train, asked.devices, _memory_bytes(asked.memory_gb))
     except ValueError as error:
         print(f"error: {error}", file=sys.stderr)

@@ -30,7 +30,7 @@ from cel_jax.models.inputs import ModelInputs
 from cel_jax.models.params_io import cast
 from cel_jax.models.pi0 import flow_loss, vision_tokens
 from cel_jax.models.policy import Policy, serving_dtype
-from cel_jax.models.presets import Pi0Config, frozen_leaves
+from cel_jax.models.presets import Pi0Config, frozen_leaves, trained_as
 from cel_jax.models.tokenizer import make_tokenizer, tokenize
 from cel_jax.replay.chunks import ChunkBatch
 
@@ -43,8 +43,12 @@ def start_state(start: Policy, config: TrainConfig, mesh: Mesh) -> TrainState:
 
 
 def training_network(network: Pi0Config, config: TrainConfig) -> Pi0Config:
-    """The network as it is trained: in `compute_dtype`, but on a CPU in float32, where bfloat16 is slower."""
-    return serving_dtype(network, None if jax.default_backend() == "cpu" else config.compute_dtype)
+    """The network as it is trained: in `compute_dtype`, but on a CPU in float32, where bfloat16 is slower.
+
+    Raises ValueError for an unknown `remat` or `attention`.
+    """
+    network = serving_dtype(network, None if jax.default_backend() == "cpu" else config.compute_dtype)
+    return trained_as(network, config.remat, config.attention)
 
 
 def build_learner(

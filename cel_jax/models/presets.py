@@ -12,6 +12,8 @@ from typing import Any
 
 from cel_jax.config import PolicyConfig
 from cel_jax.data.episode import Features
+from cel_jax.models.attention import IMPLEMENTATIONS
+from cel_jax.models.remat import POLICIES
 
 PALIGEMMA_VOCAB = 257_152
 BYTE_VOCAB = 260  # 256 bytes and four special ids, see tokenizer.py
@@ -113,6 +115,9 @@ def _check(c: Pi0Config) -> None:
             raise ValueError(f"both experts need the same {name}: paligemma has {ours}, action_expert {theirs}")
     if c.paligemma.num_heads % c.paligemma.num_kv_heads:
         raise ValueError(f"num_heads {c.paligemma.num_heads} is not a multiple of {c.paligemma.num_kv_heads} kv heads")
+    for field, known in (("remat", POLICIES), ("attention", IMPLEMENTATIONS)):
+        if getattr(c, field) not in known:
+            raise ValueError(f"{field} {getattr(c, field)!r}: expected one of {sorted(known)}")
     if bool(c.image_keys) != (c.siglip is not None):
         raise ValueError(f"image_keys {c.image_keys} and siglip {c.siglip}: give both, or neither")
     if c.siglip and c.image_px % c.siglip.patch:
@@ -201,6 +206,11 @@ def frozen_path(config: Pi0Config, path: str) -> bool:
 def frozen_leaves(config: Pi0Config) -> Callable[[str], bool] | None:
     """Which leaves training keeps, by their paths; None: all are trained."""
     return functools.partial(frozen_path, config) if config.lora else None
+
+
+def trained_as(config: Pi0Config, remat: str, attention: str) -> Pi0Config:
+    """The network with a run's way to train. remat: empty keeps the preset's. Raises ValueError for unknown names."""
+    return dataclasses.replace(config, remat=remat or config.remat, attention=attention)
 
 
 def make_config(preset: str, features: Features, policy: PolicyConfig) -> Pi0Config:

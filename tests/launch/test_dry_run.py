@@ -23,5 +23,5 @@ def test_pi0_fits_one_h200_in_parts_and_not_a_small_card() -> None:
     assert good.returncode == 0 and "3,238,048,528" in good.stdout and "it fits" in good.stdout, good.stderr
     bad = dry_run(*pi0, "--memory_gb=24")
     assert bad.returncode == 1 and "fsdp_devices" in bad.stdout
-    wrong = dry_run(*pi0, "--remat=some")
+    wrong = dry_run(*pi0, "--config.train.remat=some")
     assert wrong.returncode == 2 and "wide" in wrong.stderr
