@@ -10,6 +10,7 @@ import sqlite3
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import cel_jax
 from cel_jax.config import RunConfig, to_dict
@@ -18,6 +19,7 @@ from cel_jax.evaluation import rundb_evals
 from cel_jax.evaluation.compare import difference
 from cel_jax.evaluation.intervals import wilson
 from cel_jax.evaluation.rundb_evals import EvaluationRow
+from cel_jax.study.collecting import Collected
 from cel_jax.study.grid import Cell
 from cel_jax.study.lockstep import Round
 
@@ -45,6 +47,21 @@ def add_round(database: Path, cell: Cell, config: RunConfig, done: Round) -> Non
         connection.execute(f"INSERT OR REPLACE INTO study_rounds VALUES ({', '.join('?' * len(row))})", row)
 
 
+def rounds(database: Path, cell: Cell) -> list[Round]:
+    """A cell's finished rounds in their order; none where it has not begun."""
+    with _open(database) as connection:
+        found = connection.execute(
+            "SELECT result FROM study_rounds WHERE cell = ? AND seed = ? ORDER BY round", (cell.name, cell.seed)
+        ).fetchall()
+    return [_round(json.loads(result)) for (result,) in found]
+
+
+def _round(values: dict[str, Any]) -> Round:
+    collected = values["collected"]
+    failures = {int(stage): count for stage, count in collected["failures"].items()}
+    return Round(**{**values, "collected": Collected(**{**collected, "failures": failures})})
+
+
 def describe(done: Round) -> str:
     """One line of progress."""
     collected = done.collected
@@ -57,7 +74,7 @@ def describe(done: Round) -> str:
     )
 
 
-def table(database: Path, cells: Sequence[Cell], rounds: int) -> str:
+def table(database: Path, cells: Sequence[Cell]) -> str:
     """Success of every cell and of its start, and the difference on the same scenes."""
     lines = []
     for cell in cells:
