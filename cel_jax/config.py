@@ -38,7 +38,7 @@ class FleetConfig:
     max_episodes: int = 0  # 0: no limit
     real_time: bool = False  # simulated robots run as fast as they can
     seed: int = 0
-    robots_are: str = "simulated"  # or `ghost`: recorded episodes without physics, answered by a stub policy
+    robots_are: str = "simulated"  # or `ghost` (recorded episodes, a stub policy), or yours: `package.module:function`
     learner: bool = True  # False: no training station (ghosts)
     nodes: int = 1  # robots are spread over this many node agents; the rest is on the first
 

@@ -17,6 +17,7 @@ print("cel_jax: a fleet that learns from its own experience", flush=True)  # bef
 
 from cel_jax.config import RunConfig, to_dict  # noqa: E402
 from launch import options, start_policy  # noqa: E402
+from launch.options import OptionError  # noqa: E402
 
 RUNS = flags.DEFINE_string("runs", "runs", "folder of all runs")
 RUN = flags.DEFINE_string("run", "", "name of this run's folder; default: the configuration's")
@@ -31,6 +32,7 @@ def main(argv: list[str]) -> int:
     config = options.run_config()
     from cel_jax.workers.wiring import prepare_keys
 
+    check_robots(config)
     config.name = RUN.value or config.name
     run_dir = Path(RUNS.value) / config.name
     prepare_folder(run_dir, config)
@@ -43,10 +45,35 @@ def main(argv: list[str]) -> int:
         start_policy.prepare(run_dir, config)
     code = run_fleet(run_dir, config)
     if code == 0 and EVALUATE.value and config.fleet.learner:
-        from launch import evaluate
-
-        evaluate.evaluate_run(run_dir, config)
+        _evaluate(run_dir, config)
     return code
+
+
+def check_robots(config: RunConfig) -> None:
+    """Raises OptionError for robots that this machine could not make."""
+    from cel_jax.robots.plugged import find_maker, is_plugged
+    from cel_jax.robots.protocol import RobotError
+    from cel_jax.workers.fleet import robot_environment
+
+    robots_are = config.fleet.robots_are
+    if robots_are not in ("simulated", "ghost") and not is_plugged(robots_are):
+        raise OptionError(
+            f"fleet.robots_are={robots_are!r}: expected simulated, ghost, or yours as package.module:function"
+        )
+    if is_plugged(robots_are) and robot_environment(config) == "jax":
+        try:
+            find_maker(robots_are)
+        except RobotError as error:
+            raise OptionError(str(error)) from error
+
+
+def _evaluate(run_dir: Path, config: RunConfig) -> None:
+    if config.fleet.robots_are != "simulated":
+        print("no table: trials on robots of your own are yours to run and to judge", flush=True)
+        return
+    from launch import evaluate
+
+    evaluate.evaluate_run(run_dir, config)
 
 
 def prepare_folder(run_dir: Path, config: RunConfig) -> None:
@@ -58,7 +85,7 @@ def prepare_folder(run_dir: Path, config: RunConfig) -> None:
     if (run_dir / wiring.CONFIG_FILE).exists():
         changed = differences(to_dict(wiring.load_config(run_dir)), to_dict(config))
         if changed and not RESUME.value:
-            raise options.OptionError(
+            raise OptionError(
                 f"{run_dir} was made with another configuration: {'; '.join(changed)}. "
                 "Add --resume to go on with the new one, --overwrite to begin anew, or --run=NAME for another folder"
             )

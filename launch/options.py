@@ -94,7 +94,7 @@ def run_config() -> RunConfig:
 def _apply(config: RunConfig, name: str, path: str, value: object) -> None:
     section, field = path.split(".")
     part = getattr(config, section)
-    given = any(word.startswith(f"--config.{path}") for word in sys.argv)
+    given = any(word.partition("=")[0] == f"--config.{path}" for word in sys.argv)
     if given and getattr(part, field) != value:
         raise OptionError(f"--{name}={value} and --config.{path}={getattr(part, field)} disagree: give one of them")
     setattr(part, field, value)

@@ -19,6 +19,7 @@ from cel_jax.data.episode import EpisodeHeader, Label, Outcome
 from cel_jax.data.frame_log import encode_label
 from cel_jax.recovery import latency_record, rundb
 from cel_jax.recovery.beat import WorkerContext
+from cel_jax.robots.plugged import check_features, is_plugged, make_plugged
 from cel_jax.robots.protocol import Robot, Verdict
 from cel_jax.robots.tasks import make_robot
 from cel_jax.workers.episode import EpisodeRun, Stopped, frame_bytes
@@ -34,6 +35,7 @@ def main() -> None:
     with _links(wiring) as (infer, spool, courier):  # before the robot: it is never on without a line to its commander
         try:
             robot.connect()
+            check_features(robot.robot_id, robot.features, load_features(wiring.run_dir))
             context.ready()
             _collect(wiring, robot, infer, spool, courier)
         finally:
@@ -49,6 +51,8 @@ def open_robot(wiring: Wiring) -> Robot:
         raise RuntimeError(f"station {wiring.context.identity.station}: its placement names no robot")
     if fleet.robots_are == "ghost":
         return _open_ghost(wiring, index)
+    if is_plugged(fleet.robots_are):
+        return make_plugged(fleet.robots_are, fleet.first_robot + index)
     return make_robot(
         task.name, robot_seed=fleet.first_robot + index, mode=task.mode, image_px=task.image_px,
         pose_range=task.pose_range, no_progress_s=task.no_progress_s, max_episode_s=task.max_episode_s,

@@ -11,6 +11,7 @@ from cel_jax.config import RunConfig
 from cel_jax.recovery import rundb
 from cel_jax.recovery.stations import Placement, Role, Station, interpreter
 from cel_jax.recovery.status import Status, progress_line
+from cel_jax.robots.plugged import is_plugged
 from cel_jax.workers.published_version import published_version
 from cel_jax.workers.wiring import (
     GATE,
@@ -47,6 +48,17 @@ def store_environment(config: RunConfig) -> str:
     return "reverb"
 
 
+def robot_environment(config: RunConfig) -> str:
+    """`robot` for robots of the user's own where that environment exists (their drivers may need other packages)."""
+    if not is_plugged(config.fleet.robots_are):
+        return "jax"
+    try:
+        interpreter("robot")
+    except FileNotFoundError:
+        return "jax"
+    return "robot"
+
+
 def make_stations(config: RunConfig) -> list[Station]:
     """One home, the stores, one training group, the inference workers, and one station per robot."""
     fleet = config.fleet
@@ -66,7 +78,9 @@ def make_stations(config: RunConfig) -> list[Station]:
 def robot_place(config: RunConfig, index: int, node: str = "") -> Station:
     """The station of one robot, by default on the nodes in turn."""
     place = node or node_name(index % max(1, config.fleet.nodes))
-    return _station(robot_station(index), Role.ENVIRONMENT, "environment", robot=index, node=place)
+    return _station(
+        robot_station(index), Role.ENVIRONMENT, "environment", robot_environment(config), robot=index, node=place
+    )
 
 
 def node_name(index: int) -> str:

@@ -34,6 +34,11 @@ def test_flag_and_value_that_disagree_are_an_error() -> None:
     assert found.returncode == 2 and "disagree" in found.stderr
 
 
+def test_a_value_whose_name_only_begins_like_a_flag_is_no_contradiction() -> None:
+    found = run_fleet("--config=phone_packaging_state", "--robots=2", "--config.fleet.robots_are=nolab.robots:make")
+    assert found.returncode == 2 and "disagree" not in found.stderr and "nolab.robots" in found.stderr
+
+
 def test_unknown_config_on_the_command_line() -> None:
     found = run_fleet("--config=phone_pakaging")
     assert found.returncode == 2 and "Did you mean phone_packaging" in found.stderr

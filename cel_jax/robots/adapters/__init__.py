@@ -1,0 +1,1 @@
+"""Robots of other projects behind the five methods of `cel_jax.robots.protocol.Robot`."""
