@@ -4,7 +4,8 @@
 
 Ghost robots (recorded episodes, a stub policy of 30 ms a batch, re-planning twice a second, clock factor 1) on the
 real bus, stores and supervisor. One fleet goes through all rows; a lost or doubled episode counts for the row in whose
-time its ghost got the label. The learner's rows run on a fleet of their own with the nano policy and its training.
+time its ghost got the label. The learner's rows run on a fleet of their own with the nano policy and its training. Four
+robots with real physics in real time, answered by the nano policy that is trained meanwhile, go through rows of theirs.
 Needs root for the rows `spool_full`, `store_full` (tmpfs) and `oom` (cgroup); what cannot run here says `not run`.
 """
 
@@ -21,12 +22,20 @@ from pathlib import Path
 
 from bench import fault_matrix_network, report
 from bench.fault_matrix_fleet import GhostFleet, pause
-from bench.fault_matrix_rows import LEARNER_ROWS, ROWS, Injection, Row
+from bench.fault_matrix_rows import LEARNER_ROWS, PHYSICAL_ROWS, ROWS, Injection, Row
 from cel_jax.robots.ghost_census import Census, take_census
 from cel_jax.robots.ghost_ledger import read_ledgers
 
 NAME = "fault_matrix"
 SETTLE_S = 1.5
+TRAINS = (
+    "--config.replay.min_frames=300", "--config.train.batch_size=16", "--config.train.compute_dtype=float32",
+    "--config.train.checkpoint_interval_steps=4", "--config.train.sync_interval_steps=4",
+)  # fmt: skip
+PHYSICAL = (
+    "--config.fleet.robots_are=bench.physical_robots:make", "--config.fleet.real_time=True", "--config.fleet.stores=2",
+    *TRAINS,
+)  # fmt: skip
 COLUMNS = (
     "row", "injections", "others stopped", "lost", "duplicated", "stale actions", "rejoin s (median)", "rejoin s (max)",
     "others' longest pause s", "cause shown",
@@ -46,7 +55,7 @@ class Result:
     causes: list[str] = dataclasses.field(default_factory=list)
     lost: int = 0
     duplicated: int = 0
-    stale: int = 0
+    stale: int | None = 0  # None: its robots cannot tell
     problem: str = ""
 
     @property
@@ -80,10 +89,11 @@ def measure(
 ) -> list[Result]:
     """All wanted rows: the ghosts' fleet, then the learner's."""
     results = _fleet(folder, "ghosts", ROWS, robots, injections, wanted, seed, quick, ())
-    learner = ("--config.fleet.learner=True", "--config.fleet.stores=2", "--config.fleet.inference_workers=1",
-               "--config.replay.min_frames=300", "--config.train.batch_size=16", "--config.train.compute_dtype=float32",
-               "--config.train.checkpoint_interval_steps=4", "--config.train.sync_interval_steps=4")  # fmt: skip
+    learner = ("--config.fleet.learner=True", "--config.fleet.stores=2", "--config.fleet.inference_workers=1", *TRAINS)
     results += _fleet(folder, "learner", LEARNER_ROWS, 4, injections, wanted, seed, quick, learner)
+    results += _fleet(
+        folder, "physical", PHYSICAL_ROWS, 4, injections, wanted, seed, quick, PHYSICAL, "phone_packaging_state"
+    )
     return results + _network(folder, robots, injections, wanted, seed, quick)
 
 
@@ -114,12 +124,12 @@ def _short(quick: bool) -> tuple[str, ...]:
 
 def _fleet(
     folder: Path, name: str, rows: Sequence[Row], robots: int, injections: int, wanted: set[str], seed: int,
-    quick: bool, more: Sequence[str],
+    quick: bool, more: Sequence[str], config: str = "ghosts",
 ) -> list[Result]:  # fmt: skip
     chosen = [row for row in rows if not wanted or row.name in wanted]
     if not chosen:
         return []
-    fleet = GhostFleet(folder, name, robots, "--config.fleet.nodes=2", *_short(quick), *more)
+    fleet = GhostFleet(folder, name, robots, "--config.fleet.nodes=2", *_short(quick), *more, config=config)
     try:
         for row in chosen:
             row.prepare(fleet)
@@ -134,7 +144,7 @@ def _fleet(
 
 
 def _row(fleet: GhostFleet, row: Row, injections: int, rng: random.Random, quick: bool) -> Result:
-    result, start_s = Result(row.name, row.what), time.monotonic()
+    result, start_s = Result(row.name, row.what, stale=0 if row.marked else None), time.monotonic()
     print(f"{row.name}: {row.what}", flush=True)
     try:
         for _ in range(injections):
@@ -180,7 +190,7 @@ def attribute(results: Sequence[Result], run_dirs: Sequence[Path], census: Censu
         inside = lambda at_s, low=begin_s, high=end_s: low <= at_s < high  # noqa: E731
         result.lost = sum(inside(labelled[id]) for id in census.lost)
         result.duplicated = sum(inside(labelled.get(id, 0.0)) for id in census.duplicated)
-        result.stale = sum(map(inside, stale_s))
+        result.stale = None if result.stale is None else sum(map(inside, stale_s))
     found = f"{census.labelled} labelled, {census.held} held, {len(census.lost)} lost, {len(census.duplicated)} doubled"
     odd = f"{len(census.altered)} altered, {len(census.unknown)} unknown, {len(census.unreadable)} unreadable"
     print(f"census of {run_dirs[0].name}: {found}, {census.stale} stale actions, {odd}", flush=True)
@@ -198,7 +208,8 @@ def _cells(result: Result) -> tuple[str, ...]:
         return (result.name, result.problem or "not run", *[""] * (len(COLUMNS) - 2))
     done = f"{len(result.rejoin_s)}" + (f" ({result.problem})" if result.problem else "")
     pause_s = f"{result.longest_pause_s:.1f}" if result.longest_pause_s else "< 1"
-    counts = map(str, (result.others_stopped, result.lost, result.duplicated, result.stale))
+    stale = "-" if result.stale is None else result.stale
+    counts = map(str, (result.others_stopped, result.lost, result.duplicated, stale))
     times = f"{statistics.median(result.rejoin_s):.2f}", f"{max(result.rejoin_s):.2f}"
     return (result.name, done, *counts, *times, pause_s, result.cause_shown)
 

@@ -26,12 +26,12 @@ class FleetEnded(RuntimeError):
 class GhostFleet:
     """A running fleet and its ledgers. Close it, then count it."""
 
-    def __init__(self, folder: Path, name: str, robots: int, *more: str) -> None:
+    def __init__(self, folder: Path, name: str, robots: int, *more: str, config: str = "ghosts") -> None:
         self.run_dir, self.robots = folder / name, robots
         self._log_path = folder / f"{name}.log"
         self._log = open(self._log_path, "w")  # noqa: SIM115  kept open for the child
         command = [
-            sys.executable, "-m", "launch.fleet", "--config=ghosts", f"--robots={robots}", f"--runs={folder}",
+            sys.executable, "-m", "launch.fleet", f"--config={config}", f"--robots={robots}", f"--runs={folder}",
             f"--run={name}", "--minutes=600", "--noevaluate", *more,
         ]  # fmt: skip
         self.process = subprocess.Popen(command, cwd=ROOT, stdout=self._log, stderr=subprocess.STDOUT)

@@ -35,10 +35,13 @@ Inject = Callable[[GhostFleet, random.Random, bool], Injection]
 
 @dataclasses.dataclass(frozen=True)
 class Row:
+    """marked: its robots' actions carry marks, by which a stale one is known."""
+
     name: str
     what: str
     inject: Inject
     prepare: Callable[[GhostFleet], object] = lambda fleet: None
+    marked: bool = True
 
 
 def _robot(fleet: GhostFleet, rng: random.Random) -> tuple[str, str, int]:
@@ -228,4 +231,12 @@ ROWS = (
 LEARNER_ROWS = (
     Row("learner_step", "learner killed in a step", _learner(lambda fleet, station: None)),
     Row("learner_checkpoint", "learner killed in a checkpoint", _learner(_in_checkpoint)),
+)
+# A robot that is stopped half-open, the disks and the clock have no row here: they are the same code.
+PHYSICAL_ROWS = tuple(
+    dataclasses.replace(
+        row, name=f"physical_{row.name}", what=f"four physical robots, nano policy: {row.what}", marked=False
+    )
+    for row in (*ROWS, *LEARNER_ROWS)
+    if row.name in ("sigkill", "inference", "store", "home", "controller", "two", "learner_step")
 )

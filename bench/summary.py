@@ -42,7 +42,14 @@ def matrix(name: str, found: dict[str, Any]) -> str:
     lines += ["|---|---|---|---|---|---|---|---|"]
     for row in found["rows"]:
         back = f"{statistics.median(row['rejoin_s']):.2f}" if row["rejoin_s"] else ""
-        cells = [row["what"], len(row["rejoin_s"]), row["others_stopped"], row["lost"], row["duplicated"], row["stale"]]
+        cells = [
+            row["what"],
+            len(row["rejoin_s"]),
+            row["others_stopped"],
+            row["lost"],
+            row["duplicated"],
+            "-" if row["stale"] is None else row["stale"],
+        ]
         cells += [back, _causes(row["causes"])]
         lines.append(f"| {' | '.join(str(cell) for cell in cells)} |")
     return "\n".join([*lines, ""])

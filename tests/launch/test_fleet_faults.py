@@ -33,6 +33,18 @@ def test_nothing_is_lost_nobody_else_stops(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
+def test_robots_with_physics_and_a_real_policy_lose_nothing_either(tmp_path: Path) -> None:
+    wanted = {"physical_sigkill", "physical_inference", "physical_two", "physical_learner_step"}
+    results = fault_matrix.measure(tmp_path, 4, 1, wanted, 4)
+    done = [result for result in results if result.problem != "not run"]
+    assert {result.name for result in done} == wanted
+    for result in done:
+        counts = (result.lost, result.duplicated, result.others_stopped, result.problem)
+        assert counts == (0, 0, 0, "") and all(result.causes), result
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
 def test_robots_go_on_without_a_controller(tmp_path: Path) -> None:
     results = fault_matrix.measure(tmp_path, 4, 1, {"controller"}, 2)
     (result,) = (one for one in results if one.name == "controller")
