@@ -1,5 +1,7 @@
 """RLDS data sets as tensorflow-datasets writes them: TFRecord shards beside features.json and dataset_info.json.
 
+Plain TFRecords, which nearly all are, need no TensorFlow; what is in other files goes to rlds_tfds.py.
+
 Shape letters: T frames, S state numbers, A action numbers.
 """
 
@@ -13,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from cel_jax.data import demonstrations as demo
-from cel_jax.data import tfrecord
+from cel_jax.data import rlds_tfds, tfrecord
 from cel_jax.data.episode import CameraSpec, Features
 
 STATE, ACTION, PREFIX = "observation/state", "action", "steps/"
@@ -46,6 +48,12 @@ def open_folder(
     """
     info, leaves = _read_json(path / "dataset_info.json"), _leaves(_read_json(path / "features.json"))
     features = _features(path, str(info.get("name", path.name)), leaves, cameras, delta_mask, fps_hz)
+    if not _is_plain(info, leaves):
+        keys = {name: _below_steps(key) for name, key in _camera_keys(features, leaves).items()}
+        prompt = _prompt_key(leaves)
+        return rlds_tfds.open_folder(
+            path, features, keys, _below_steps(prompt) if prompt else None, transform, image_stride_frames, split
+        )
     shards = _shards(path, info, split)
     missing = [(file, count) for file, count in shards if not file.is_file()]
     skipped = tuple(demo.Skipped(file.name, "shard missing", count) for file, count in missing)
@@ -77,6 +85,28 @@ def _leaves(node: dict[str, Any], path: str = "") -> dict[str, dict[str, Any]]:
     return found
 
 
+def _is_plain(info: dict[str, Any], leaves: dict[str, dict[str, Any]]) -> bool:
+    """Whether the records can be read as they are."""
+    encodings = {leaves[PREFIX + key]["tensor"].get("encoding", "none") for key in (STATE, ACTION)}
+    return info.get("fileFormat", "tfrecord") == "tfrecord" and encodings == {"none"}
+
+
+def _camera_keys(features: Features, leaves: dict[str, dict[str, Any]]) -> dict[str, str]:
+    """Camera -> its leaf."""
+    return {
+        name: next(key for key in leaves if key in (PREFIX + name, f"{PREFIX}observation/{name}"))
+        for name in features.camera_names
+    }
+
+
+def _prompt_key(leaves: dict[str, dict[str, Any]]) -> str | None:
+    return next((PREFIX + key for key in PROMPTS if PREFIX + key in leaves), None)
+
+
+def _below_steps(key: str) -> str:
+    return key.removeprefix(PREFIX)
+
+
 def _shape(node: dict[str, Any], kind: str) -> tuple[int, ...]:
     return tuple(int(n) for n in node[kind].get("shape", {}).get("dimensions", []))
 
@@ -92,9 +122,9 @@ def _features(
     dims = []
     for key in (STATE, ACTION):
         node = leaves.get(PREFIX + key, {})
-        if "tensor" not in node or len(_shape(node, "tensor")) != 1 or node["tensor"].get("encoding", "none") != "none":
+        if "tensor" not in node or len(_shape(node, "tensor")) != 1:
             raise demo.DatasetError(
-                f"{path}: steps/{key} must be a plain vector in features.json; found {node.get('tensor')} among "
+                f"{path}: steps/{key} must be a vector in features.json; found {node.get('tensor')} among "
                 f"{sorted(leaves)}"
             )
         dims.append(_shape(node, "tensor")[0])
@@ -115,9 +145,7 @@ def _shards(path: pathlib.Path, info: dict[str, Any], split: str) -> list[tuple[
     by_name = {entry["name"]: entry for entry in info.get("splits", [])}
     if split not in by_name:
         raise demo.DatasetError(f"{path}: no split {split!r}; dataset_info.json has {sorted(by_name)}")
-    entry, name, kind = by_name[split], info["name"], info.get("fileFormat", "tfrecord")
-    if kind != "tfrecord":
-        raise demo.DatasetError(f"{path}: fileFormat {kind}; only tfrecord is read")
+    entry, name, kind = by_name[split], info["name"], "tfrecord"
     counts = [int(n) for n in entry["shardLengths"]]
     template = entry.get("filepathTemplate", "{DATASET}-{SPLIT}.{FILEFORMAT}-{SHARD_X_OF_Y}")
     fill = {"DATASET": name, "SPLIT": split, "FILEFORMAT": kind}
@@ -154,11 +182,7 @@ class _Reader:
         stride: int,
     ) -> None:
         self._features, self._transform, self._stride = features, transform, stride
-        self._prompt_key = next((PREFIX + key for key in PROMPTS if PREFIX + key in leaves), None)
-        self._camera_keys = {
-            name: next(key for key in leaves if key in (PREFIX + name, f"{PREFIX}observation/{name}"))
-            for name in features.camera_names
-        }
+        self._prompt_key, self._camera_keys = _prompt_key(leaves), _camera_keys(features, leaves)
 
     def read(self, where: str, data: bytes) -> demo.Demonstration:
         """One record -> one episode; raises `DatasetError` naming file and record."""
