@@ -104,7 +104,7 @@ def _described(serialized: str) -> dict[str, Any]:
 
 def _plain_tokenizer(described: dict[str, Any]) -> Any:
     """Merging only: no special tokens, nothing added, nothing cut."""
-    bare = {"added_tokens": [], "truncation": None, "padding": None, "post_processor": None}
+    bare: dict[str, Any] = {"added_tokens": [], "truncation": None, "padding": None, "post_processor": None}
     try:
         return library().Tokenizer.from_str(json.dumps(described | bare))
     except Exception as error:  # the library raises bare exceptions
