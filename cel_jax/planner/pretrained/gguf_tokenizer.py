@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from cel_jax.planner.byte_pairs import TokenizerError, library
@@ -20,16 +20,22 @@ def tokenizer_json(metadata: Mapping[str, Any]) -> str:
     kind = metadata.get("tokenizer.ggml.model")
     if kind != "gpt2":
         raise TokenizerError(f"tokenizer {kind!r}; expected a byte-level one, which GGUF calls 'gpt2'")
-    tokens, merges = metadata["tokenizer.ggml.tokens"], metadata["tokenizer.ggml.merges"]
-    tokenizers = library()
-    vocabulary = {token: i for i, token in enumerate(tokens)}
-    pairs = [tuple(merge.split(" ", 1)) for merge in merges]
-    tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE(vocab=vocabulary, merges=pairs))
+    tokens, tokenizers = metadata["tokenizer.ggml.tokens"], library()
+    tokenizer = tokenizers.Tokenizer(_merging(tokens, metadata.get("tokenizer.ggml.merges", ())))
     _set_splitting(tokenizer, str(metadata.get("tokenizer.ggml.pre", "default")))
     types = metadata.get("tokenizer.ggml.token_type", ())
     added = [token for token, kind in zip(tokens, types, strict=False) if kind in (CONTROL, USER_DEFINED)]
     tokenizer.add_special_tokens([tokenizers.AddedToken(token, normalized=False, special=True) for token in added])
     return str(tokenizer.to_str())
+
+
+def _merging(tokens: Sequence[str], merges: Sequence[str]) -> Any:
+    vocabulary = {token: i for i, token in enumerate(tokens)}
+    pairs = [tuple(merge.split(" ", 1)) for merge in merges]
+    try:
+        return library().models.BPE(vocab=vocabulary, merges=pairs)
+    except Exception as error:  # the library raises bare exceptions
+        raise TokenizerError(f"vocabulary and merges do not fit: {error}; get the file anew") from error
 
 
 def _set_splitting(tokenizer: Any, name: str) -> None:
