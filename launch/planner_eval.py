@@ -13,9 +13,7 @@ from absl import flags
 
 from launch import options
 from launch.options import say
-from launch.planner_options import define, start
-
-STAGES = ("base", "sft", "rl")
+from launch.planner_options import STAGES, define, start
 
 
 def define_flags() -> None:

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from absl import flags
 from ml_collections import config_flags
 
 from cel_jax.planner.config import PlannerConfig
 from launch import options
+
+if TYPE_CHECKING:
+    from cel_jax.planner.policy import Planner
+
+STAGES, CHECKPOINT = ("base", "sft", "rl"), "checkpoint"
 
 
 def define() -> None:
@@ -29,3 +36,32 @@ def start(argv: list[str]) -> tuple[PlannerConfig, Path]:
     folder = Path(flags.FLAGS.runs) / config.name
     folder.mkdir(parents=True, exist_ok=True)
     return config, folder
+
+
+def define_start() -> None:
+    """`--start`: which planner an entry point begins with."""
+    flags.DEFINE_enum(
+        "start", "sft", [*STAGES, CHECKPOINT], f"the run's planner, or config.model.{CHECKPOINT} as it is"
+    )
+
+
+def start_planner(config: PlannerConfig, folder: Path) -> Planner:
+    """The planner that `--start` names. Raises OptionError where there is none, or none that fits."""
+    from cel_jax.planner import policy
+    from cel_jax.planner.pretrained.load import load_pretrained
+
+    if flags.FLAGS.start != CHECKPOINT:
+        return beginning(lambda: policy.load(folder / flags.FLAGS.start))
+    if not config.model.checkpoint:
+        raise options.OptionError("--start=checkpoint needs one: --config.model.checkpoint=PATH, or `smollm2`")
+    return beginning(lambda: load_pretrained(config.model.checkpoint))
+
+
+def beginning(load: Callable[[], Planner]) -> Planner:
+    """The planner that `load` gives. Raises OptionError where there is none, or none that fits."""
+    from cel_jax.planner.policy import PolicyMismatch
+
+    try:
+        return load()
+    except (FileNotFoundError, PolicyMismatch) as error:
+        raise options.OptionError(str(error)) from error

@@ -14,7 +14,7 @@ from absl import flags
 
 from launch import options
 from launch.options import say
-from launch.planner_options import define, start
+from launch.planner_options import beginning, define, start
 
 
 def define_flags() -> None:
@@ -33,7 +33,7 @@ def main(argv: list[str]) -> int:
     from cel_jax.planner import policy, sft
 
     demonstrations = sft.teacher_episodes(config)
-    base = sft.base_planner(config, demonstrations)
+    base = beginning(lambda: sft.base_planner(config, demonstrations))
     targets = sft.target_turns(config, base, demonstrations, say)
     trained = sft.train(config, base, targets, say)
     policy.save(folder / "base", base)

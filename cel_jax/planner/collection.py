@@ -5,6 +5,7 @@ from __future__ import annotations
 import pathlib
 from collections.abc import Sequence
 
+from cel_jax.fert import sharding
 from cel_jax.planner.batcher import Batcher
 from cel_jax.planner.chat import ChatTemplate
 from cel_jax.planner.config import PlannerConfig
@@ -28,6 +29,7 @@ class Collector:
         self.sampler = Sampler(
             planner.params, planner.config, planner.tokenizer.end_id, model.max_prompt_tokens,
             model.max_response_tokens, model.rollout_dtype, sorted({min(16, slots), slots}),
+            sharding.make_mesh(model.fsdp_devices),
         )  # fmt: skip
 
     def collect(

@@ -10,7 +10,8 @@ import json
 class ModelConfig:
     """The planner's language model."""
 
-    preset: str = "tiny"  # a name of `decoder.PRESETS`
+    preset: str = "tiny"  # random weights of this size (`decoder.preset`), where no checkpoint is named
+    checkpoint: str = ""  # a folder with config.json and safetensors, a .gguf file, or `smollm2`
     max_prompt_tokens: int = 192  # a longer prompt ends the episode as a task failure
     max_response_tokens: int = 48
     rollout_dtype: str = "float32"  # `bfloat16` makes the importance weights work
@@ -39,6 +40,7 @@ class SftConfig:
     mode: str = "rewrite"  # `rewrite`: rewrite and filter; `mask`: memory-dependent responses only masked
     steps: int = 216
     batch_size: int = 64
+    micro_batch_size: int = 0  # 0: no gradient accumulation
     peak_lr: float = 1e-5
     warmup_steps: int = 10
     clip_norm: float = 1.0

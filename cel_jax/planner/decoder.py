@@ -20,7 +20,10 @@ Cache: TypeAlias = tuple[jax.Array, jax.Array]  # keys and values, each [L, B, S
 
 @dataclasses.dataclass(frozen=True)
 class DecoderConfig:
-    """One model's sizes. qk_norm: Qwen3. tied: the embedding is also the output projection."""
+    """One model's sizes. qk_norm: Qwen3. tied: the embedding is also the output projection.
+
+    context_tokens: the positions that the model was trained on; 0: any.
+    """
 
     vocab_size: int
     width: int
@@ -33,6 +36,7 @@ class DecoderConfig:
     norm_eps: float = 1e-6
     qk_norm: bool = False
     tied: bool = True
+    context_tokens: int = 0
 
     def __post_init__(self) -> None:
         if self.heads % self.kv_heads or self.head_dim % 2:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from cel_jax.planner.advantages import stable_hash
-from cel_jax.planner.chat import ChatTemplate, tool_call
+from cel_jax.planner.chat import tool_call
 from cel_jax.planner.recorder import Recorder, Reply, completion_body
 from cel_jax.planner.records import CallRecord, Message, RecordLog, Sampling
 from cel_jax.planner.rollouts import Spec
@@ -84,8 +84,3 @@ def corpus(demonstrations: Sequence[Demonstration]) -> list[str]:
 
 def _values(arguments_json: str) -> list[str]:
     return arguments_json.strip("{}").replace('"', "").replace(":", ",").split(",")[1::2]
-
-
-def teaching_template(tokenizer: Any) -> ChatTemplate:
-    """The small model knows its four skills; their descriptions would fill its context."""
-    return ChatTemplate(tokenizer, list_tools=False)

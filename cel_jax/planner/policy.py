@@ -6,17 +6,18 @@ import dataclasses
 import json
 import os
 import pathlib
-from typing import Any
+from collections.abc import Sequence
 
 import flax.traverse_util
 import numpy as np
 
 from cel_jax.planner import decoder
+from cel_jax.planner.byte_pairs import BytePairTokenizer
 from cel_jax.planner.chat import ChatTemplate, Tokenizer
 from cel_jax.planner.decoder import DecoderConfig, Params
 from cel_jax.planner.words import WordTokenizer
 
-FILE, WEIGHTS = "planner.json", "params.npz"
+FILE, WEIGHTS, TOKENIZER = "planner.json", "params.npz", "tokenizer.json"
 
 
 class PolicyMismatch(ValueError):
@@ -51,6 +52,8 @@ def save(folder: str | pathlib.Path, planner: Planner) -> None:
     flat = flax.traverse_util.flatten_dict(planner.params, sep="/")
     np.savez(folder / WEIGHTS, **{name: np.asarray(leaf, np.float32) for name, leaf in flat.items()})  # type: ignore[arg-type]
     words = planner.tokenizer.words if isinstance(planner.tokenizer, WordTokenizer) else None
+    if isinstance(planner.tokenizer, BytePairTokenizer):
+        (folder / TOKENIZER).write_text(planner.tokenizer.serialized, encoding="utf-8")
     described = {
         "config": dataclasses.asdict(planner.config),
         "words": words,
@@ -68,7 +71,7 @@ def load(folder: str | pathlib.Path) -> Planner:
     if not (folder / FILE).exists():
         raise FileNotFoundError(f"{folder}: no planner here ({FILE} is missing); run launch.planner_sft first")
     described = json.loads((folder / FILE).read_text())
-    tokenizer = _tokenizer(described["words"])
+    tokenizer = _tokenizer(described["words"], folder)
     if tokenizer.fingerprint != described["fingerprint"]:
         raise PolicyMismatch(
             f"{folder}: trained with tokenizer {described['fingerprint']}, here is {tokenizer.fingerprint}"
@@ -93,7 +96,9 @@ def check_params(params: Params, config: DecoderConfig, where: str) -> None:
         raise PolicyMismatch(f"{where}: {'; '.join(faults[:12])}")
 
 
-def _tokenizer(words: Any) -> Tokenizer:
-    if words is None:
-        raise PolicyMismatch("the planner names no vocabulary; only word-level planners can be loaded so far")
-    return WordTokenizer(words)
+def _tokenizer(words: Sequence[str] | None, folder: pathlib.Path) -> Tokenizer:
+    if words is not None:
+        return WordTokenizer(words)
+    if not (folder / TOKENIZER).exists():
+        raise PolicyMismatch(f"{folder}: {FILE} names no words and {TOKENIZER} is missing; copy the whole folder")
+    return BytePairTokenizer((folder / TOKENIZER).read_text(encoding="utf-8"))

@@ -13,7 +13,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh
 
+from cel_jax.fert import sharding
 from cel_jax.planner.decoder import Decoder, DecoderConfig, Params, output_logits
 from cel_jax.planner.records import Sampling
 
@@ -34,36 +36,48 @@ class Generation:
     finish: str
 
 
-def filtered_logprobs(logits: jax.Array, used: jax.Array, controls: dict[str, jax.Array]) -> jax.Array:
+def filtered_logprobs(
+    logits: jax.Array, used: jax.Array, controls: dict[str, jax.Array], candidates: int | None = None
+) -> jax.Array:
     """log of the distribution that is sampled from. logits float32 [B, V], used bool [B, V] -> float32 [B, V].
 
     In order: presence penalty, temperature, top-k, top-p; tokens cut off get -1e30. controls: float or int [B] each.
+    candidates: how many of the best tokens a truncation can keep (see `most_candidates`); None: all.
     """
     logits = logits - controls["presence_penalty"][:, None] * used
     greedy = jnp.where(jnp.arange(logits.shape[-1])[None] == jnp.argmax(logits, -1)[:, None], 0.0, NEVER)
     logprobs = jax.nn.log_softmax(logits / jnp.maximum(controls["temperature"], 1e-6)[:, None])
-    truncating = jnp.any((controls["top_k"] > 0) | (controls["top_p"] < 1))
-    logprobs = jax.lax.cond(truncating, lambda x: _truncated(x, controls), lambda x: x, logprobs)
+    truncating = (controls["top_k"] > 0) | (controls["top_p"] < 1)
+    cut = lambda x: jnp.where(truncating[:, None], _truncated(x, controls, candidates or x.shape[-1]), x)  # noqa: E731
+    logprobs = jax.lax.cond(jnp.any(truncating), cut, lambda x: x, logprobs)
     return jnp.where(controls["temperature"][:, None] > 0, logprobs, greedy)
 
 
-def _truncated(logprobs: jax.Array, controls: dict[str, jax.Array]) -> jax.Array:
+def _truncated(logprobs: jax.Array, controls: dict[str, jax.Array], candidates: int) -> jax.Array:
     """Top-k, then the smallest set of the rest whose probability reaches top-p; renormalised after each."""
-    rank = jnp.argsort(jnp.argsort(-logprobs, axis=-1), axis=-1)
-    top_k = jnp.where(controls["top_k"] > 0, controls["top_k"], logprobs.shape[-1])[:, None]
-    kept = jax.nn.log_softmax(jnp.where(rank < top_k, logprobs, NEVER))
-    order = jnp.argsort(-kept, axis=-1)
-    probability = jnp.exp(jnp.take_along_axis(kept, order, axis=-1))
-    before = jnp.take_along_axis(jnp.cumsum(probability, axis=-1) - probability, rank, axis=-1)
+    best, order = jax.lax.top_k(logprobs, candidates)
+    rank = jnp.arange(candidates)[None]
+    top_k = jnp.where(controls["top_k"] > 0, controls["top_k"], candidates)[:, None]
+    probability = jax.nn.softmax(jnp.where(rank < top_k, best, NEVER))
+    before = jnp.cumsum(probability, axis=-1) - probability
     # The best token stays even where rounding says that nothing is below top-p.
-    inside = (before < controls["top_p"][:, None]) | (rank == 0)
-    return jax.nn.log_softmax(jnp.where(inside, kept, NEVER))
+    inside = (rank < top_k) & ((before < controls["top_p"][:, None]) | (rank == 0))
+    rows = jnp.arange(len(logprobs))[:, None]
+    kept = jnp.zeros(logprobs.shape, bool).at[rows, order].set(inside)
+    return jax.nn.log_softmax(jnp.where(kept, logprobs, NEVER))
 
 
-@functools.partial(jax.jit, static_argnames=("config", "dtype", "steps", "end_id"))
+def most_candidates(settings: Sequence[Sampling], vocab_size: int) -> int:
+    """How many tokens of a row any of these settings can keep: a power of two, so that few shapes are compiled."""
+    if any(s.top_p < 1 and s.top_k == 0 for s in settings):
+        return vocab_size
+    return min(vocab_size, 1 << max(0, max(s.top_k for s in settings) - 1).bit_length())
+
+
+@functools.partial(jax.jit, static_argnames=("config", "dtype", "steps", "end_id", "candidates"))
 def generate(
     params: Params, config: DecoderConfig, dtype: str, tokens: jax.Array, valid: jax.Array, seeds: jax.Array,
-    controls: dict[str, jax.Array], steps: int, end_id: int,
+    controls: dict[str, jax.Array], steps: int, end_id: int, candidates: int,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:  # fmt: skip
     """tokens int, valid bool [B, P]; seeds uint32 [B] -> (ids int [B, R], logprobs float32 [B, R], lengths int [B]).
 
@@ -78,7 +92,7 @@ def generate(
 
     def body(carry: Any) -> Any:
         t, logits, cache, used, done, ids, logprobs = carry
-        distribution = filtered_logprobs(logits, used, controls)
+        distribution = filtered_logprobs(logits, used, controls, candidates)
         token = jax.vmap(lambda key, row: jax.random.categorical(jax.random.fold_in(key, t), row))(keys, distribution)
         chosen = jnp.take_along_axis(distribution, token[:, None], axis=-1)[:, 0]
         ids = ids.at[:, t].set(jnp.where(done, -1, token))
@@ -117,20 +131,25 @@ class Sampler:
     """Responses of one model at fixed weights.
 
     Batches are padded to the next of `rows` (beyond, to a power of two) and to prompt steps: every shape compiles once.
+    mesh: (data, fsdp) as in training, rows over both axes; None: this process's first device. Raises ValueError where
+    prompt and response are longer than the model's context.
     """
 
     def __init__(
         self, params: Params, config: DecoderConfig, end_id: int, max_prompt_tokens: int, max_response_tokens: int,
-        dtype: str = "float32", rows: Sequence[int] = (),
+        dtype: str = "float32", rows: Sequence[int] = (), mesh: Mesh | None = None,
     ) -> None:  # fmt: skip
+        check_context(config, max_prompt_tokens, max_response_tokens)
+        self._mesh = mesh or sharding.make_mesh(devices=jax.local_devices()[:1])
         self._rows = sorted(rows)
         self.config, self.dtype, self.end_id = config, dtype, end_id
         self.max_prompt_tokens, self.max_response_tokens = max_prompt_tokens, max_response_tokens
         self.set_params(params)
 
     def set_params(self, params: Params) -> None:
-        """New weights, cast to the rollout's dtype."""
-        self.params = jax.tree.map(lambda leaf: jnp.asarray(leaf, self.dtype), params)
+        """New weights, cast to the rollout's dtype and placed as in training."""
+        cast = jax.tree.map(lambda leaf: leaf.astype(jnp.dtype(self.dtype)), params)
+        self.params = jax.device_put(cast, sharding.state_sharding(cast, self._mesh))
 
     def check_length(self, prompt: Sequence[int]) -> None:
         """Raises ContextOverflow naming the lengths."""
@@ -146,20 +165,35 @@ class Sampler:
         """One response for each prompt, each with its own settings and seed."""
         for prompt in prompts:
             self.check_length(prompt)
-        rows = next((r for r in self._rows if r >= len(prompts)), 1 << (len(prompts) - 1).bit_length())
+        rows = self._padded(len(prompts))
         tokens, valid = pad_left([*prompts, *[[self.end_id]] * (rows - len(prompts))], self.max_prompt_tokens)
         settings = [*settings, *[Sampling(max_tokens=1)] * (rows - len(prompts))]
         padded = np.array([*seeds, *[0] * (rows - len(prompts))], np.uint32)
+        placed = sharding.put_batch((tokens, valid, padded, _controls(settings)), self._mesh)
         found = generate(
-            self.params, self.config, self.dtype, tokens, valid, padded, _controls(settings),
-            self.max_response_tokens, self.end_id,
+            self.params, self.config, self.dtype, *placed, self.max_response_tokens, self.end_id,
+            most_candidates(settings, self.config.vocab_size),
         )  # fmt: skip
         ids, logprobs, lengths = map(np.asarray, found)
         return [self._generation(ids[i, :n], logprobs[i, :n]) for i, n in enumerate(lengths[: len(prompts)])]
 
+    def _padded(self, prompts: int) -> int:
+        """Rows of the batch, over all devices alike."""
+        rows = next((r for r in self._rows if r >= prompts), 1 << (prompts - 1).bit_length())
+        return -(-rows // self._mesh.size) * self._mesh.size
+
     def _generation(self, ids: np.ndarray, logprobs: np.ndarray) -> Generation:
         finish = "stop" if len(ids) and ids[-1] == self.end_id else "length"
         return Generation(tuple(map(int, ids)), tuple(map(float, logprobs)), finish)
+
+
+def check_context(config: DecoderConfig, prompt_tokens: int, response_tokens: int) -> None:
+    """Raises ValueError where a prompt and a response together are longer than the model's context."""
+    if config.context_tokens and prompt_tokens + response_tokens > config.context_tokens:
+        raise ValueError(
+            f"model.max_prompt_tokens {prompt_tokens} and max_response_tokens {response_tokens} together exceed the "
+            f"{config.context_tokens} positions that the model was trained on; lower one of them"
+        )
 
 
 def _controls(settings: Sequence[Sampling]) -> dict[str, np.ndarray]:

@@ -12,8 +12,9 @@ from cel_jax.fert import sharding, trainer
 from cel_jax.planner import decoder
 from cel_jax.planner.batches import make_batch, rows_of
 from cel_jax.planner.config import PlannerConfig
-from cel_jax.planner.demonstrations import Demonstration, corpus, demonstrate, teaching_template, training_specs
+from cel_jax.planner.demonstrations import Demonstration, corpus, demonstrate, training_specs
 from cel_jax.planner.policy import Planner
+from cel_jax.planner.pretrained.load import load_pretrained
 from cel_jax.planner.rewriting import judge_for, rule_rewriter
 from cel_jax.planner.sft_data import TargetMaker, TargetTurn
 from cel_jax.planner.tabletop.text_world import TextTabletop
@@ -37,7 +38,12 @@ def _limits(config: PlannerConfig) -> Limits:
 
 
 def base_planner(config: PlannerConfig, demonstrations: Sequence[Demonstration]) -> Planner:
-    """The untrained model: random weights with a vocabulary of the texts."""
+    """The untrained model: a published checkpoint, or random weights with a vocabulary of the texts.
+
+    Raises as `load_pretrained`.
+    """
+    if config.model.checkpoint:
+        return load_pretrained(config.model.checkpoint)
     tokenizer = WordTokenizer(make_vocabulary(corpus(demonstrations)))
     sizes = decoder.preset(config.model.preset, tokenizer.vocab_size)
     return Planner(decoder.init_params(sizes, jax.random.key(config.seed)), sizes, tokenizer)
@@ -49,7 +55,7 @@ def target_turns(
     """All target turns, with a line about what became of the teacher's turns."""
     harness = lambda: ToolHarness(TextTabletop(), _limits(config), config.harness.keep_exchanges)  # noqa: E731
     judge = judge_for(config.sft.judge_url, config.sft.judge_deadline_s)
-    maker = TargetMaker(config.sft.mode, rule_rewriter, judge, teaching_template(planner.tokenizer), harness)
+    maker = TargetMaker(config.sft.mode, rule_rewriter, judge, planner.template, harness)
     targets = maker.targets(demonstrations)
     say("teacher: " + ", ".join(f"{name} {count}" for name, count in sorted(maker.counts.items())))
     return fitting(targets, config, say)

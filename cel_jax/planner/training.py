@@ -21,7 +21,7 @@ from cel_jax.planner.config import RlConfig, SftConfig
 from cel_jax.planner.decoder import DecoderConfig, Params
 from cel_jax.planner.losses import PpoParams, masked_mean, rl_token_loss, sample_weights, token_logprobs
 
-SCORE_ROWS = 128
+SCORE_ROWS, SCORE_LOGITS = 128, 2**26  # most samples at once, and most logits (256 MB)
 
 
 def response_logprobs(params: Params, config: DecoderConfig, dtype: str, batch: Any, remat: bool = False) -> jax.Array:
@@ -57,6 +57,7 @@ def sft_train_config(config: SftConfig, seed: int) -> TrainConfig:
     """Warm-up, then cosine to 0."""
     return TrainConfig(
         batch_size=config.batch_size,
+        micro_batch_size=config.micro_batch_size,
         peak_lr=config.peak_lr,
         warmup_steps=min(config.warmup_steps, config.steps // 2),
         decay_steps=config.steps,
@@ -85,19 +86,24 @@ def rl_train_config(config: RlConfig, seed: int) -> TrainConfig:
 class Scorer:
     """Log-probabilities of many samples under fixed weights, by the training backend."""
 
-    def __init__(self, config: DecoderConfig, dtype: str, mesh: Mesh, rows: int = SCORE_ROWS) -> None:
-        self._mesh, self._rows = mesh, rows
+    def __init__(self, config: DecoderConfig, dtype: str, mesh: Mesh) -> None:
+        self._mesh, self._vocab_size = mesh, config.vocab_size
         self._score = jax.jit(lambda params, batch: response_logprobs(params, config, dtype, batch))
 
     def __call__(self, params: Params, batch: Batch) -> np.ndarray:
         """float32 [B, R], in pieces of equal shape."""
         needed = {name: batch[name] for name in ("tokens", "valid", "targets", "mask")}
-        found = []
-        for start in range(0, len(batch["tokens"]), self._rows):
-            rows = np.arange(start, min(start + self._rows, len(batch["tokens"])))
-            part = sharding.put_batch(padded_rows(needed, rows, self._rows), self._mesh)
+        found, size = [], self._rows(batch["targets"].shape[1])
+        for start in range(0, len(batch["tokens"]), size):
+            rows = np.arange(start, min(start + size, len(batch["tokens"])))
+            part = sharding.put_batch(padded_rows(needed, rows, size), self._mesh)
             found.append(np.asarray(self._score(params, part))[: len(rows)])
         return np.concatenate(found)
+
+    def _rows(self, response_slots: int) -> int:
+        """Samples of a piece: a multiple of the devices, fewer where the vocabulary is large."""
+        fitting = SCORE_LOGITS // (response_slots * self._vocab_size)
+        return max(1, min(SCORE_ROWS, fitting) // self._mesh.size) * self._mesh.size
 
 
 def sft_weight(batch: Batch) -> np.ndarray:
