@@ -16,19 +16,17 @@ from cel_jax.planner.rollouts import Spec, play
 from cel_jax.planner.sampler import Sampler
 from cel_jax.planner.sites import local_site
 
-SLOTS = 96  # episodes side by side
-
 
 class Collector:
     """Keeps the compiled sampler between rounds."""
 
-    def __init__(self, config: PlannerConfig, planner: Planner, slots: int = SLOTS) -> None:
-        self._config, self._slots = config, slots
+    def __init__(self, config: PlannerConfig, planner: Planner) -> None:
+        self._config, self._slots = config, config.harness.slots
         self.template: ChatTemplate = planner.template
         model = config.model
         self.sampler = Sampler(
             planner.params, planner.config, planner.tokenizer.end_id, model.max_prompt_tokens,
-            model.max_response_tokens, model.rollout_dtype, sorted({min(16, slots), slots}),
+            model.max_response_tokens, model.rollout_dtype, sorted({min(16, self._slots), self._slots}),
             sharding.make_mesh(model.fsdp_devices),
         )  # fmt: skip
 

@@ -25,6 +25,7 @@ class HarnessConfig:
 
     kind: str = "tools"  # `tools`: calls of frozen skills; `code`: restricted Python
     tabletop: str = "text"  # the fast text model
+    slots: int = 96  # episodes side by side
     max_turns: int = 100
     max_episode_s: float = 7200.0
     keep_exchanges: int = 1  # older exchanges are pruned from the context

@@ -16,7 +16,7 @@ from cel_jax.fert import sharding, trainer
 from cel_jax.fert.checkpoints import CheckpointStore
 from cel_jax.fert.manifest import Identity
 from cel_jax.planner.batches import Batch, padded_rows, rl_batch
-from cel_jax.planner.collection import SLOTS, Collector
+from cel_jax.planner.collection import Collector
 from cel_jax.planner.config import PlannerConfig, config_hash
 from cel_jax.planner.losses import PpoParams
 from cel_jax.planner.policy import Planner
@@ -40,9 +40,7 @@ class RoundResult:
 class RlRun:
     """A resumable run. `folder` keeps its checkpoints; a run that finds some goes on after them."""
 
-    def __init__(
-        self, config: PlannerConfig, planner: Planner, folder: pathlib.Path, say: Say, slots: int = SLOTS
-    ) -> None:
+    def __init__(self, config: PlannerConfig, planner: Planner, folder: pathlib.Path, say: Say) -> None:
         self._config, self._planner, self._say = config, planner, say
         self._mesh = sharding.make_mesh(config.model.fsdp_devices)
         self._settings = rl_train_config(config.rl, config.seed)
@@ -52,7 +50,7 @@ class RlRun:
         loss = rl_loss(planner.config, config.model.train_dtype, ppo, remat)
         self._step = trainer.make_train_step(loss, self._optimizer, self._mesh, self._settings)
         self._score = Scorer(planner.config, config.model.train_dtype, self._mesh)
-        self._collector = Collector(config, planner, slots)
+        self._collector = Collector(config, planner)
         self.history: list[RoundResult] = []
         self._store = CheckpointStore(folder, self._identity(), config.rl.keep_checkpoints)
         self._state, self.next_round = self._start()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
-from cel_jax.planner.collection import SLOTS, Collector
+from cel_jax.planner.collection import Collector
 from cel_jax.planner.config import PlannerConfig
 from cel_jax.planner.policy import Planner
 from cel_jax.planner.records import Sampling
@@ -23,14 +23,12 @@ class TrialOutcome:
     success: bool | None
 
 
-def evaluate(
-    config: PlannerConfig, planner: Planner, seed: int, split: str = "evaluation", slots: int = SLOTS
-) -> list[TrialOutcome]:
+def evaluate(config: PlannerConfig, planner: Planner, seed: int, split: str = "evaluation") -> list[TrialOutcome]:
     """All tasks on the split's initial states. split: `evaluation` or `validation`."""
     states = {"evaluation": EVALUATION_STATES, "validation": VALIDATION_STATES}[split]
     specs = every_spec(make_table(config.harness).tasks(), states, config.eval.attempts)
     sampling = evaluation_sampling(config)
-    _, reports = Collector(config, planner, slots).collect(specs, planner.version, sampling, 1_000_003 + seed)
+    _, reports = Collector(config, planner).collect(specs, planner.version, sampling, 1_000_003 + seed)
     return [TrialOutcome(r.task, r.initial_state, r.attempt, bool(r.reward > 0) if r.valid else None) for r in reports]
 
 

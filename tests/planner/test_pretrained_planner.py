@@ -66,10 +66,10 @@ def test_a_context_that_cannot_hold_the_limits_is_named(tmp_path: pathlib.Path) 
         Sampler(planner.params, planner.config, planner.tokenizer.end_id, 500, 13)
 
 
-def planner_config(checkpoint: pathlib.Path, rounds: int) -> PlannerConfig:
+def planner_config(checkpoint: pathlib.Path, rounds: int, max_turns: int = 2) -> PlannerConfig:
     return PlannerConfig(
-        model=ModelConfig(checkpoint=str(checkpoint), max_prompt_tokens=1200, max_response_tokens=24),
-        harness=HarnessConfig(max_turns=2, max_episode_s=120.0),
+        model=ModelConfig(checkpoint=str(checkpoint), max_prompt_tokens=1200, max_response_tokens=72),
+        harness=HarnessConfig(max_turns=max_turns, max_episode_s=120.0, slots=4),
         sft=SftConfig(teacher_episodes=4, steps=2, batch_size=4, micro_batch_size=2),
         rl=RlConfig(rounds=rounds, groups=2, attempts=2, batch_size=4),
     )
@@ -79,7 +79,7 @@ def planner_config(checkpoint: pathlib.Path, rounds: int) -> PlannerConfig:
 def test_supervised_start_and_resumed_rounds_from_a_checkpoint(tmp_path: pathlib.Path) -> None:
     sizes = unlike(small_config(False), context_tokens=2048)
     folder = write_folder(tmp_path / "hf", sizes, random_params(sizes), tokenizer_json())
-    config, lines = planner_config(folder, rounds=1), []
+    config, lines = planner_config(folder, rounds=1, max_turns=24), []  # the teacher has time for a success
     demonstrations = sft.teacher_episodes(config)
     base = sft.base_planner(config, demonstrations)
     targets = sft.target_turns(config, base, demonstrations, lines.append)
@@ -88,13 +88,15 @@ def test_supervised_start_and_resumed_rounds_from_a_checkpoint(tmp_path: pathlib
     assert not np.array_equal(trained.params["layers"]["q"], base.params["layers"]["q"])
     policy.save(tmp_path / "sft", trained)
     loaded = policy.load(tmp_path / "sft")
-    first = RlRun(config, loaded, tmp_path / "rl", lines.append, slots=4)
+    config = planner_config(folder, rounds=1)
+    first = RlRun(config, loaded, tmp_path / "rl", lines.append)
     after_one = first.run()
     assert first.history[0].counts["inconsistent"] == 0
-    second = RlRun(dataclasses.replace(config, rl=dataclasses.replace(config.rl, rounds=2)), loaded, tmp_path / "rl", lines.append, slots=4)  # fmt: skip
+    longer = dataclasses.replace(config, rl=dataclasses.replace(config.rl, rounds=2))
+    second = RlRun(longer, loaded, tmp_path / "rl", lines.append)
     assert second.next_round == 1
     for a, b in zip(*map(jax.tree.leaves, (second.planner().params, after_one.params)), strict=True):
         np.testing.assert_array_equal(a, b)
     other = dataclasses.replace(loaded, config=unlike(loaded.config, width=128))
     with pytest.raises(ValueError, match="decoder-2x"):
-        RlRun(config, other, tmp_path / "rl", lines.append, slots=4)
+        RlRun(config, other, tmp_path / "rl", lines.append)

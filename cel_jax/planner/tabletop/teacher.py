@@ -1,4 +1,4 @@
-"""The scripted teacher at the text tabletop. It works with task memory, and it slips now and then.
+"""The scripted teacher at the packing table. It works with task memory, and it slips now and then.
 
 It reads the scene as the student would, and the memory for what the scene does not show.
 """
@@ -11,14 +11,14 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from cel_jax.planner.tabletop.text_world import (
+from cel_jax.planner.tabletop.packing import (
     GRASPS,
     SIDES,
     SLIPPERY,
     SPOT,
     SPOTS,
     Part,
-    TextTabletop,
+    Scene,
     layer_done,
     right_grasp,
 )
@@ -48,7 +48,7 @@ class Move:
 class Teacher:
     """One episode's teacher. memory_read: parts whose memory was fetched."""
 
-    def __init__(self, table: TextTabletop, seed: int) -> None:
+    def __init__(self, table: Scene, seed: int) -> None:
         self._table = table
         self._rng = np.random.default_rng([7, seed])
         self.memory_read: set[str] = set()
