@@ -92,8 +92,7 @@ def test_supervised_start_and_resumed_rounds_from_a_checkpoint(tmp_path: pathlib
     first = RlRun(config, loaded, tmp_path / "rl", lines.append)
     after_one = first.run()
     assert first.history[0].counts["inconsistent"] == 0
-    longer = dataclasses.replace(config, rl=dataclasses.replace(config.rl, rounds=2))
-    second = RlRun(longer, loaded, tmp_path / "rl", lines.append)
+    second = RlRun(planner_config(folder, rounds=2), loaded, tmp_path / "rl", lines.append)
     assert second.next_round == 1
     for a, b in zip(*map(jax.tree.leaves, (second.planner().params, after_one.params)), strict=True):
         np.testing.assert_array_equal(a, b)

@@ -7,7 +7,6 @@ import pathlib
 import signal
 import subprocess
 import sys
-import time
 from typing import Any
 
 import jax
@@ -18,13 +17,13 @@ from cel_jax.fert.manifest import CheckpointMismatch
 from cel_jax.planner import policy, sites
 from cel_jax.planner.records import Report
 from cel_jax.planner.rl import RlRun
+from cel_jax.recovery.process import wait_until
 from tests.planner.small_planner import small_config, small_planner
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 SMALL_RUN = (
-    "--config=planner_text", "--run=killed", "--config.harness.slots=1", "--config.sft.teacher_episodes=700",
-    "--config.sft.steps=240", "--config.rl.groups=6", "--config.rl.attempts=4", "--config.rl.batch_size=32",
-    "--config.rl.rounds=3",
+    "--config=planner_text", "--run=killed", "--config.harness.slots=1", "--config.rl.groups=6",
+    "--config.rl.attempts=4", "--config.rl.batch_size=32", "--config.rl.rounds=3",
 )  # fmt: skip
 
 
@@ -131,10 +130,9 @@ def kill_in_the_second_round(runs: pathlib.Path) -> str:
     log = runs / "killed.log"
     with open(log, "w") as out:
         child = subprocess.Popen(command("rl", runs), cwd=ROOT, stdout=out, stderr=subprocess.STDOUT)
-        end = time.monotonic() + 600
-        while not list(manifests.glob("[0-9]*/manifest.json")):
-            assert child.poll() is None and time.monotonic() < end, log.read_text()[-2000:]
-            time.sleep(0.05)
+        committed = lambda: bool(list(manifests.glob("[0-9]*/manifest.json")))  # noqa: E731
+        wait_until(lambda: committed() or child.poll() is not None, deadline_s=600)
+        assert committed() and child.poll() is None, log.read_text()[-2000:]
         child.send_signal(signal.SIGKILL)
         assert child.wait(30) == -signal.SIGKILL
     return log.read_text()

@@ -79,10 +79,9 @@ def run(inputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
             loss_agg_mode=mode, temperature=1.0,
         )  # fmt: skip
         loss = lambda model, c=config: algo_core.grpo_loss_fn(model, example, c, PAD, END)  # noqa: E731
-        (value, aux), gradient = nnx.value_and_grad(loss, has_aux=True)(Table(inputs["logits"]))
+        (value, _), gradient = nnx.value_and_grad(loss, has_aux=True)(Table(inputs["logits"]))
         found[f"loss_{name}"] = np.asarray(value)
         found[f"gradient_{name}"] = np.asarray(jax.tree.leaves(gradient)[0])
-        found["dual_clipped_share"] = np.asarray(aux["pg_clipfrac_lower"])
     return found
 
 

@@ -1,6 +1,6 @@
 """The packing table as a planner meets it: parts, tasks, skills, rules and wording. How skills end is a subclass's.
 
-The text model and the simulated arms share all of this, so that a planner trained on one can be judged on the other.
+Apart from the physics, so that a planner trained on one model of the table can be judged on another.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -32,17 +32,6 @@ class Part:
     side: str
     pose: str
     place: str = "table"
-
-
-class Scene(Protocol):
-    """What a scripted teacher looks at."""
-
-    parts: dict[str, Part]
-    held: str | None
-    turned: bool
-
-    @property
-    def finish(self) -> str: ...
 
 
 def all_tasks() -> tuple[str, ...]:
@@ -88,10 +77,6 @@ class PackingTable:
         self._order = [str(name) for name in scene.permutation(names)]
         self.held: str | None = None
         self._finished = self._success = False
-        self._arrange(scene)
-
-    def _arrange(self, scene: np.random.Generator) -> None:
-        """Sets the drawn scene up; `scene` may be drawn from further."""
 
     def instruction(self) -> str:
         return f"Pack the {', the '.join(self._order)} and {FINISHES[self._finish]}."

@@ -17,8 +17,8 @@ from cel_jax.planner.tabletop.packing import (
     SLIPPERY,
     SPOT,
     SPOTS,
+    PackingTable,
     Part,
-    Scene,
     layer_done,
     right_grasp,
 )
@@ -48,7 +48,7 @@ class Move:
 class Teacher:
     """One episode's teacher. memory_read: parts whose memory was fetched."""
 
-    def __init__(self, table: Scene, seed: int) -> None:
+    def __init__(self, table: PackingTable, seed: int) -> None:
         self._table = table
         self._rng = np.random.default_rng([7, seed])
         self.memory_read: set[str] = set()
