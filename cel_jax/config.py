@@ -150,6 +150,7 @@ class InitConfig:
     first_robot: int = 1000
     pose_range: float = 1.0
     operators: str = "mixed"
+    keep_failures: bool = False  # demonstrations that nobody labelled: all that the operators recorded
     disturbance_rad: float = 0.015  # smooth noise on executed (never on taught) joint targets, up to this level
     steps: int = 12_000
     batch_size: int = 256

@@ -31,6 +31,7 @@ class _Order:
     pose_range: float
     disturbance_rad: float
     with_poses: bool
+    keep_failures: bool
 
 
 class Disturbance:
@@ -51,9 +52,11 @@ class Disturbance:
 
 
 def collect(task: TaskConfig, init: InitConfig, processes: int = 0) -> Iterator[Demonstration]:
-    """Yields `init.num_demos` successful demonstrations, in the order of their scenes, whatever the processes.
+    """Yields `init.num_demos` demonstrations, in the order of their scenes, whatever the processes.
 
-    Raises RuntimeError where fewer than a fifth of the trials succeed.
+    Only successful ones, unless `init.keep_failures`.
+
+    Raises RuntimeError where fewer than a fifth of the trials are kept.
     """
     context = multiprocessing.get_context("spawn")
     tried = found = 0
@@ -81,6 +84,7 @@ def _orders(task: TaskConfig, init: InitConfig) -> list[_Order]:
             init.pose_range,
             init.disturbance_rad,
             init.pose_loss_weight > 0,
+            init.keep_failures,
         )
         for index in range(5 * init.num_demos)
     ]
@@ -110,7 +114,8 @@ def _record(order: _Order) -> Demonstration | None:
         objects = world.objects() if order.with_poses else seen.objects
         rows.append((seen.state, action, objects, jpegs, taught))
     verdict = world.verdict()
-    if verdict is None or verdict.outcome is not Outcome.SUCCESS:
+    failed = verdict is None or verdict.outcome is not Outcome.SUCCESS
+    if failed and not order.keep_failures:
         return None
     return _assemble(f"demo-{order.robot_seed}-{order.scene_seed}", task.prompt, world.features.fps_hz, rows)
 

@@ -90,3 +90,11 @@ def test_success_without_noise_across_robots() -> None:
 def test_noise_is_the_failure_knob() -> None:
     rough = _rate(_trials(OperatorStyle("rough", noise_mm=12.0), range(12)))
     assert rough < 0.6
+
+
+@pytest.mark.slow
+def test_a_careless_step_leaves_the_others_careful() -> None:
+    gus = operator("gus")
+    assert [gus.noise_at(stage) for stage in (0, 4, 5, 6, 9)] == [1.5, 1.5, 25.0, 1.5, 1.5]
+    failed = [t.stage for t in _trials(gus, range(12)) if t.verdict.outcome is not Outcome.SUCCESS]
+    assert len(failed) >= 3 and failed.count(5) / len(failed) >= 0.75

@@ -43,6 +43,7 @@ class Steps:
     def __init__(self, world: PackagingWorld, hands: Hands, style: OperatorStyle, rng: np.random.Generator) -> None:
         self._world, self._hands, self._style, self._rng = world, hands, style, rng
         self.deliberate_error = False
+        self._stage = 0
         home = world.kinematics.forward(home_q())
         self._home = home[0] + _up(0.06), home[1]
         self._order = (
@@ -54,6 +55,7 @@ class Steps:
         """The motion for step `stage` (0..9) from here; afterwards, stillness."""
         if stage >= len(self._order):
             return wait(0.1)
+        self._stage = stage
         return in_turn(self._let_go(stage), self._order[stage]())
 
     def _let_go(self, stage: int) -> Motion:
@@ -69,7 +71,8 @@ class Steps:
         return self._world.facts
 
     def _noise(self) -> np.ndarray:
-        return np.array([*self._rng.normal(0.0, self._style.noise_mm / 1000.0, 2), 0.0])
+        noise_mm = self._style.noise_at(self._stage)
+        return np.array([*self._rng.normal(0.0, noise_mm / 1000.0, 2), 0.0])
 
     def _in_box(self, x: float, y: float, z: float) -> np.ndarray:
         f = self._facts

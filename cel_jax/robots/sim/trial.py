@@ -21,9 +21,10 @@ from cel_jax.robots.sim.world import PackagingWorld, TaskParams
 
 @dataclasses.dataclass(frozen=True)
 class Trial:
-    """One trial: verdict, control steps, empty grasps, CPU seconds spent in control steps and in rendering."""
+    """One trial: verdict, stage reached (0..10), control steps, empty grasps, CPU seconds in steps and in rendering."""
 
     verdict: Verdict
+    stage: int
     steps: int
     empty_grasps: int
     step_cpu_s: float
@@ -47,7 +48,7 @@ def run_trial(world: PackagingWorld, style: OperatorStyle, seed: int, image_ever
             world.observe()
             render_s += time.thread_time() - start
             renders += 1
-    return Trial(verdict, world.steps, world.referee.total_empty_grasps, step_s, render_s, renders)
+    return Trial(verdict, world.stage(), world.steps, world.referee.total_empty_grasps, step_s, render_s, renders)
 
 
 def wilson(successes: int, trials: int, z: float = 1.96) -> tuple[float, float]:
