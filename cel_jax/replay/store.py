@@ -12,7 +12,7 @@ Every change is an event on disk before it takes effect; a restart replays them.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from cel_jax.config import RunConfig
@@ -297,6 +297,11 @@ class ExperienceStore:
     def window(self) -> tuple[str, ...]:
         """Successes in the active window, oldest first."""
         return self._state.priorities.episodes
+
+    def taken(self) -> Iterator[Episode]:
+        """Every labelled episode, in order of arrival. Raises what the readers raise for a file that went bad."""
+        for booked in sorted(self._state.booked.values(), key=lambda booked: booked.number):
+            yield self._load(booked.episode)
 
     @property
     def head(self) -> int:

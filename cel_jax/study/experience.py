@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 import threading
 from pathlib import Path
 from typing import Protocol
 
+import numpy as np
+
 from cel_jax.config import RunConfig
-from cel_jax.data.episode import Features
+from cel_jax.data.episode import Episode, Features
 from cel_jax.data.episode_codec import decode_episode
 from cel_jax.evaluation.rollout import Rollout
 from cel_jax.evaluation.trials import TrialResult
@@ -17,6 +18,7 @@ from cel_jax.fert.interfaces import Store
 from cel_jax.models.policy import Policy
 from cel_jax.replay.memory_table import MemoryTable
 from cel_jax.replay.store import ExperienceStore, StoreConfig
+from cel_jax.study import emphasis
 from cel_jax.study.collecting import Collected, FirstRound, collect_round
 from cel_jax.study.stores import DemonstrationStore, OracleStore
 
@@ -31,8 +33,8 @@ class Experience(Protocol):
         """Runs one round's episodes under a policy and books them."""
         ...
 
-    def effective_share(self) -> float:
-        """Effective number of chunks under the present weights over all chunks; 1: uniform."""
+    def emphasis(self) -> tuple[float, dict[int, float]]:
+        """By the present weights: effective share of the chunks (1: uniform), and each stage's share of the weight."""
         ...
 
     def snapshot(self) -> bytes:
@@ -51,8 +53,8 @@ class DemonstrationExperience:
     def collect(self, policy: Policy, version: int, round_number: int) -> Collected:
         return Collected()
 
-    def effective_share(self) -> float:
-        return 1.0
+    def emphasis(self) -> tuple[float, dict[int, float]]:
+        return 1.0, {}
 
     def snapshot(self) -> bytes:
         return b""
@@ -86,6 +88,9 @@ class FleetExperience:
         self._inner.reset_learner("study")
         self._oracle = OracleStore(self._inner, config.fert.top_k, config.fleet.seed) if oracle else None
         self.store: Store = self._oracle or self._inner
+        self._stages: dict[str, np.ndarray] = {}  # of successes, int [T]
+        for episode in self._inner.taken():  # of an interrupted run
+            self._saw(episode)
 
     def collect(self, policy: Policy, version: int, round_number: int) -> Collected:
         if round_number == 0 and self._first is not None:
@@ -97,8 +102,7 @@ class FleetExperience:
             mine = self._incoming / path.name
             mine.unlink(missing_ok=True)  # of an interrupted run
             os.link(path, mine)
-            if self._oracle is not None:
-                self._oracle.saw(decode_episode(mine.read_bytes()))
+            self._saw(decode_episode(mine.read_bytes()))
             with self._lock:
                 self._inner.accept(mine)
         return first.collected
@@ -106,15 +110,21 @@ class FleetExperience:
     def _book(self, result: TrialResult) -> None:
         """As a delivery: encoded, written, accepted. An interrupted round's episodes come again and are known."""
         assert result.episode is not None
-        if self._oracle is not None:
-            self._oracle.saw(result.episode)
+        self._saw(result.episode)
         with self._lock:
             self._inner.accept_episode(result.episode, self._incoming / f"{result.seed}.cele")
 
-    def effective_share(self) -> float:
-        weights = list(itertools.chain.from_iterable(self._table.weights(name) for name in self._table.episodes))
-        total = sum(weights)
-        return total**2 / sum(w * w for w in weights) / len(weights) if total else 1.0
+    def _saw(self, episode: Episode) -> None:
+        """Stage labels are for analysis and for the oracle; the store's own learning never reads them."""
+        if episode.success:
+            self._stages[episode.header.id] = episode.stage
+        if self._oracle is not None:
+            self._oracle.saw(episode)
+
+    def emphasis(self) -> tuple[float, dict[int, float]]:
+        held = {episode: self._table.weights(episode) for episode in self._table.episodes}
+        weights, stages = emphasis.gathered(self._table.keys(), held, self._stages)
+        return emphasis.effective_share(weights), emphasis.stage_shares(weights, stages)
 
     def snapshot(self) -> bytes:
         return self._inner.snapshot().encode()

@@ -38,7 +38,8 @@ class StudyError(RuntimeError):
 
 @dataclasses.dataclass(frozen=True)
 class Round:
-    """What one round did. loss: mean over its updates. effective_share: see `Experience`. Times in seconds."""
+    """What one round did. loss: mean over its updates. effective_share, stage_share: `Experience.emphasis` at its end.
+    Times in seconds."""
 
     number: int
     version: int
@@ -48,6 +49,7 @@ class Round:
     effective_share: float
     collect_s: float
     train_s: float
+    stage_share: dict[int, float] = dataclasses.field(default_factory=dict)
 
 
 class LockstepArm:
@@ -94,9 +96,10 @@ class LockstepArm:
             raise StudyError(f"round {number}: nothing to publish after {self._learner.step} steps")
         self._policy = self._start.with_params(published.params)
         self._learner.checkpoint(self._extras, force=True)
+        effective_share, stage_share = self._experience.emphasis()
         return Round(
             number, published.version, self._learner.step, collected, float(np.mean(losses)),
-            self._experience.effective_share(), middle_s - begin_s, time.monotonic() - middle_s,
+            effective_share, middle_s - begin_s, time.monotonic() - middle_s, stage_share,
         )  # fmt: skip
 
     def _pending(self, collected: Collected) -> int:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import collections
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ ROBOTS = re.compile(r"(\d+)_robots")
 SIZE_IN = (6.4, 4.0)
 
 Named = dict[str, list[list[Round]]]  # a grid's row -> the rounds of each of its seeds
+Share = Callable[[Sequence[Round], int], float]  # one round of every seed, stage -> percent
 
 
 def draw_all(database: Path, cells: Sequence[Cell], folder: Path) -> list[Path]:
@@ -31,6 +32,7 @@ def draw_all(database: Path, cells: Sequence[Cell], folder: Path) -> list[Path]:
     named = _collecting(database, cells)
     drawn = [_success(named, folder / "success.svg"), _failures(named, folder / "failures.svg")]
     drawn.append(_effective_share(named, folder / "effective_share.svg"))
+    drawn.append(_stage_share(named, folder / "stage_share.svg"))
     drawn.append(_fleet_size(pooled.variants(database, cells), folder / "fleet_size.svg"))
     return [path for path in drawn if path is not None]
 
@@ -59,19 +61,27 @@ def _success(named: Named, path: Path) -> Path | None:
 
 def _failures(named: Named, path: Path) -> Path | None:
     """For every arm: which share of a round's episodes failed in each step of the task."""
-    if not named:
+    stages = {stage for seeds in named.values() for rounds in seeds for r in rounds for stage in r.collected.failures}
+    return _stacked(named, sorted(stages), _share, "episodes that failed in this step, %", path)
+
+
+def _stage_share(named: Named, path: Path) -> Path | None:
+    """For every arm: how the sampling weight is spread over the steps of the task."""
+    stages = {stage for seeds in named.values() for rounds in seeds for r in rounds for stage in r.stage_share}
+    return _stacked(named, sorted(stages), _weight_share, "weight of the chunks that begin in this step, %", path)
+
+
+def _stacked(named: Named, stages: list[int], share: Share, label: str, path: Path) -> Path | None:
+    if not named or not stages:
         return None
     import matplotlib.pyplot as plt
 
     figure, grid = plt.subplots(1, len(named), figsize=(3.2 * len(named) + 1, 3.6), sharey=True, squeeze=False)
-    stages = sorted(
-        {stage for seeds in named.values() for rounds in seeds for r in rounds for stage in r.collected.failures}
-    )
     for axes, (name, seeds) in zip(grid[0], named.items(), strict=True):
-        shares = [[_share(same, stage) for same in zip(*seeds, strict=False)] for stage in stages]
+        shares = [[share(same, stage) for same in zip(*seeds, strict=False)] for stage in stages]
         axes.stackplot(range(len(shares[0])), shares, labels=[f"step {stage + 1}" for stage in stages], alpha=0.85)
         axes.set(title=name, xlabel="round", ylim=(0, 100))
-    grid[0][0].set_ylabel("episodes that failed in this step, %")
+    grid[0][0].set_ylabel(label)
     grid[0][-1].legend(fontsize=7, loc="center left", bbox_to_anchor=(1, 0.5))
     return _written(figure, path)
 
@@ -107,6 +117,10 @@ def _pool(same: Sequence[Round]) -> Interval:
 def _share(same: Sequence[Round], stage: int) -> float:
     failed = sum(r.collected.failures.get(stage, 0) for r in same)
     return 100 * failed / sum(r.collected.episodes for r in same)
+
+
+def _weight_share(same: Sequence[Round], stage: int) -> float:
+    return 100 * sum(r.stage_share.get(stage, 0.0) for r in same) / len(same)
 
 
 def _with_interval(axes: Any, x: Sequence[int], points: Sequence[Interval], label: str) -> None:

@@ -59,7 +59,10 @@ def rounds(database: Path, cell: Cell) -> list[Round]:
 def _round(values: dict[str, Any]) -> Round:
     collected = values["collected"]
     failures = {int(stage): count for stage, count in collected["failures"].items()}
-    return Round(**{**values, "collected": Collected(**{**collected, "failures": failures})})
+    stage_share = {int(stage): share for stage, share in values.get("stage_share", {}).items()}
+    return Round(
+        **{**values, "collected": Collected(**{**collected, "failures": failures}), "stage_share": stage_share}
+    )
 
 
 def describe(done: Round) -> str:

@@ -87,8 +87,8 @@ class Recorded:
             self.store.accept(Path(shutil.copy(path, self._folder / path.name)))
         return Collected(len(self._episodes), len(WINS), 0)
 
-    def effective_share(self) -> float:
-        return 1.0
+    def emphasis(self) -> tuple[float, dict[int, float]]:
+        return 1.0, {}
 
     def snapshot(self) -> bytes:
         return b""

@@ -84,6 +84,21 @@ def test_a_first_round_that_was_interrupted_is_collected_again_and_taken_again(t
     assert len({key for key, _ in arm.store.sample(500, 0).keys}) == 4
 
 
+@pytest.mark.parametrize("oracle", [False, True])
+def test_an_arm_that_goes_on_knows_the_stages_of_what_it_collected_before(tmp_path, oracle) -> None:
+    before = experience(tmp_path / "arm", Robots(), oracle=oracle)
+    before.collect(None, 0, 0)
+    expected = before.emphasis()
+    before.close()
+    again = experience(tmp_path / "arm", Robots(), oracle=oracle)
+    assert again.emphasis() == expected and sum(expected[1].values()) == pytest.approx(1.0)
+    wins = [n.episode for n in again.store.next_experience(9) if n.kind == "success"]
+    lost = [n.episode for n in again.store.next_experience(9) if n.kind == "failure"]
+    for episode in wins:
+        again.store.embedded(episode)
+    again.store.apply_event(lost[0], [(wins[0], 0, 10)])
+
+
 @pytest.mark.parametrize("change", ["noise", "start", "robots", "task"])
 def test_a_first_round_of_other_settings_is_refused_and_says_what_differs(tmp_path, change) -> None:
     FirstRound(tmp_path, config(), "start").collect(Robots(), None)

@@ -29,7 +29,7 @@ def rows(policy: str, version: int, wins: int, seed: int) -> list[EvaluationRow]
 
 def a_round(number: int, successes: int) -> Round:
     collected = Collected(20, successes, 9_000, {2: 15 - successes, 7: 5})
-    return Round(number, number + 1, 100 * (number + 1), collected, 0.1, 0.5, 1.0, 2.0)
+    return Round(number, number + 1, 100 * (number + 1), collected, 0.1, 0.5, 1.0, 2.0, {2: 0.75, 7: 0.25})
 
 
 @pytest.fixture
@@ -78,7 +78,7 @@ def test_the_table_compares_with_every_control_that_is_there(database: Path) -> 
 def test_pictures_show_what_the_study_has(database: Path, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     drawn = pictures.draw_all(database, MAIN, tmp_path / "report")
-    assert {path.name for path in drawn} == {"success.svg", "failures.svg", "effective_share.svg"}
+    assert {path.name for path in drawn} == {"success.svg", "failures.svg", "effective_share.svg", "stage_share.svg"}
     assert all("<svg" in path.read_text() for path in drawn)
 
 
