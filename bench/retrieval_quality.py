@@ -2,6 +2,7 @@
 else.
 
     python -m bench.retrieval_quality [--quick] [--policy=policies/phone_packaging_state] [--episodes=300]
+        [--seed=70000] [--query_frames=L] [--endpoint_offset_frames=DELTA]
 
 The policy packs phones on simulated robots (state mode); its successes fill the ring, its failures ask. A retrieved
 segment is right where most of its frames (the alignment itself, without the extension) carry the label of the frame at
@@ -14,6 +15,7 @@ the query's length, and the nearest single frame without alignment.
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import functools
 from collections.abc import Callable, Sequence
 
@@ -45,8 +47,11 @@ Search = Callable[[np.ndarray], list[Retrieved]]
 def main(argv: Sequence[str] | None = None) -> int:
     flags = _parse(argv)
     policy = load_policy(flags.policy)
-    episodes = collect(policy, 32 if flags.quick else flags.episodes, flags.processes)
-    report.write(NAME, measure(policy, episodes), report.command(NAME, argv))
+    episodes = collect(policy, 32 if flags.quick else flags.episodes, flags.processes, flags.seed)
+    asking = dataclasses.replace(
+        get_config().fert, query_frames=flags.query_frames, endpoint_offset_frames=flags.endpoint_offset_frames
+    )
+    report.write(NAME, measure(policy, episodes, asking), report.command(NAME, argv))
     return 0
 
 
@@ -55,21 +60,24 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--policy", default="policies/phone_packaging_state")
     parser.add_argument("--episodes", type=int, default=300)
     parser.add_argument("--processes", type=int, default=0, help="default: one for each core")
+    parser.add_argument("--seed", type=int, default=SEED, help="of the first scene")
+    configured = get_config().fert
+    parser.add_argument("--query_frames", type=int, default=configured.query_frames)
+    parser.add_argument("--endpoint_offset_frames", type=int, default=configured.endpoint_offset_frames)
     return parser.parse_args(argv)
 
 
-def collect(policy: Policy, count: int, processes: int = 0) -> list[Episode]:
+def collect(policy: Policy, count: int, processes: int = 0, seed: int = SEED) -> list[Episode]:
     """Recorded trials of the policy, in the scenes and with the time limits of the shipped configuration."""
     config = get_config()
     robots = min(ROBOTS, count)
-    trials = make_trials(robots, FIRST_ROBOT, -(-count // robots), SEED)[:count]
+    trials = make_trials(robots, FIRST_ROBOT, -(-count // robots), seed)[:count]
     options = options_for(config.task, config.policy.execute_frames, record=True, processes=processes)
     results = run_trials(scene_policy(policy, config.task.prompt), MakeSimulated(config.task), trials, options)
     return [result.episode for result in results if result.episode is not None]
 
 
-def measure(policy: Policy, episodes: list[Episode]) -> list[Figure]:
-    config = get_config().fert
+def measure(policy: Policy, episodes: list[Episode], config: FertConfig) -> list[Figure]:
     embedder = Embedder(None, policy.norm_stats)
     successes = {episode.header.id: episode for episode in episodes if episode.success}
     ring = fill(embedder, list(successes.values()), config)
