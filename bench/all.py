@@ -22,6 +22,7 @@ NEEDS: dict[str, tuple[str, ...]] = {
     "alignment_embedding": ("jax", "flax"),
     "replay_tables": (),
     "priorities": (),
+    "planner_boundary": ("jax", "flax"),
     "retrieval_quality": ("jax", "flax", "mujoco"),
     "latency": ("zmq",),
     "simulator": ("mujoco",),
@@ -29,7 +30,7 @@ NEEDS: dict[str, tuple[str, ...]] = {
     "fleet_rate": ("jax", "flax", "mujoco", "zmq"),
 }
 # Root, many minutes, gigabytes of disk, a data set, or a GPU to themselves.
-BY_HAND = ("fault_matrix", "incidents", "soak", "pi0_gpu", "pi0_restore", "retrieval_g1")
+BY_HAND = ("planner", "fault_matrix", "incidents", "soak", "pi0_gpu", "pi0_restore", "retrieval_g1")
 LEAST_CORES = {"fleet_rate": 2}
 DEADLINE_S = 3600.0
 

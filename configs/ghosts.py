@@ -33,6 +33,6 @@ def get_config() -> RunConfig:
         policy=PolicyConfig(preset="nano", actions_per_token=3, max_token_len=4, execute_frames=15),
         bus=BusConfig(batch_target=32),
         replay=ReplayConfig(table="memory", window_frames=100_000),
-        fert=FertConfig(query_frames=75, h_pre_frames=25, h_post_frames=25),
+        fert=FertConfig(query_frames=30, endpoint_offset_frames=60, h_pre_frames=25, h_post_frames=25),
         recovery=RecoveryConfig(environment_timeout_s=10.0),
     )

@@ -17,8 +17,8 @@ def get_config() -> RunConfig:
         fleet=FleetConfig(robots=4, minutes=12.0),
         policy=PolicyConfig(preset="nano", actions_per_token=3, flow_steps=5),
         replay=ReplayConfig(min_frames=1_500),
-        # L is a tenth of an episode, h = L / 3; an episode has about 750 steps.
-        fert=FertConfig(query_frames=75, h_pre_frames=25, h_post_frames=25),
+        # The second that ends two seconds before the failure: its last frames show a robot that is stuck already.
+        fert=FertConfig(query_frames=30, endpoint_offset_frames=60, h_pre_frames=25, h_post_frames=25),
         train=TrainConfig(
             batch_size=64,
             peak_lr=1e-4,

@@ -17,7 +17,7 @@ def get_config() -> RunConfig:
         fleet=FleetConfig(robots=4, minutes=20.0),
         policy=PolicyConfig(preset="nano", actions_per_token=3, flow_steps=5, max_token_len=4, execute_frames=10),
         replay=ReplayConfig(min_frames=5_000),
-        fert=FertConfig(query_frames=75, h_pre_frames=25, h_post_frames=25),
+        fert=FertConfig(query_frames=30, endpoint_offset_frames=60, h_pre_frames=25, h_post_frames=25),
         train=TrainConfig(
             batch_size=128,
             peak_lr=1e-4,

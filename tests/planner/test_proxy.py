@@ -5,7 +5,9 @@ from __future__ import annotations
 import http.client
 import json
 import pathlib
+import statistics
 import subprocess
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -107,3 +109,18 @@ def test_the_real_client(served: tuple[Proxy, RecordLog]) -> None:
     assert found["call"] == found["streamed_call"] == '{"part":"cable"}'
     assert found["text"] == found["streamed_text"] == "go " and found["finish"] == "tool_calls"
     assert found["refused"] == "context_length_exceeded" and refused.finish_reason == "context_overflow"
+
+
+def test_answers_on_a_kept_connection_do_not_wait_for_delayed_acknowledgements(
+    served: tuple[Proxy, RecordLog],
+) -> None:
+    proxy, _ = served
+    connection = http.client.HTTPConnection(proxy.url.removeprefix("http://"), timeout=20)
+    taken_s = []
+    for _ in range(15):
+        start = time.perf_counter()
+        connection.request("POST", "/episodes/k/v1/chat/completions", json.dumps(REQUEST))
+        connection.getresponse().read()
+        taken_s.append(time.perf_counter() - start)
+    connection.close()
+    assert statistics.median(taken_s) < 0.03, "40 ms is the peer's delayed ACK: Nagle's algorithm is on"
