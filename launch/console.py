@@ -4,7 +4,7 @@
     python -m launch.console --run=NAME [--runs=FOLDER] [--port=8080]
 
 It answers on this machine alone. For others: --host=ADDRESS and a token of your own in the environment variable
-CEL_CONSOLE_TOKEN; open http://ADDRESS:8080/#token=... . It may be ended and started at any time: labels are with the run.
+CEL_CONSOLE_TOKEN; open http://ADDRESS:8080/#token=... . It may end and start at any time: labels are with the run.
 """
 
 from __future__ import annotations

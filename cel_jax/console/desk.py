@@ -124,6 +124,10 @@ class StationLink:
         self.orders, self.failures, self._death = Orders(), 0, ""
         self._changed, self._closed, self._was_stopped = threading.Condition(), threading.Event(), False
         self._thread = threading.Thread(target=self._run, name="desk-link", daemon=True)
+
+    def start(self) -> None:
+        """From here on the callbacks are called."""
+        self._heard_s = time.monotonic()
         self._thread.start()
 
     @property

@@ -64,6 +64,7 @@ def open_labels(wiring: Wiring, robot: Robot, spool: Spool, courier: Courier) ->
     labels.link = StationLink(
         client, labels.report, labels.take, wiring.config.fleet.desk_silence_s, getattr(robot, "emergency_stop", None)
     )
+    labels.link.start()
     try:
         yield labels
     finally:
