@@ -40,6 +40,9 @@ class FleetConfig:
     seed: int = 0
     robots_are: str = "simulated"  # or `ghost` (recorded episodes, a stub policy), or yours: `package.module:function`
     learner: bool = True  # False: no training station (ghosts)
+    labels: str = "simulator"  # or `operator`: a person starts and labels every episode, `python -m launch.console`
+    label_deadline_s: float = 600.0  # an episode that no operator labels within it is discarded
+    desk_silence_s: float = 5.0  # a robot without word of the operator's desk for longer stands still
     nodes: int = 1  # robots are spread over this many node agents; the rest is on the first
 
 
@@ -81,7 +84,7 @@ class BusConfig:
     transfer_limit_bytes_s: int = 50_000_000
     piece_bytes: int = 262_144
     tcp_host: str = ""  # empty: ipc on one machine; else robots reach homes and stores by CURVE over TCP
-    tcp_port: int = 5710  # the first of 2 + stores ports
+    tcp_port: int = 5710  # the first of 3 + stores ports
     keys: str = ""  # folder of the CURVE keys; empty: ~/.config/cel_jax/keys/<name of the run>, never the run's folder
     key_name: str = ""  # the key of this machine's workers; empty: their role's
 

@@ -22,10 +22,10 @@ RANK = {
     "planner": 4,
     "study": 5,
 }
-LIGHT = {"data", "bus", "replay", "robots", "recovery"}
+LIGHT = {"data", "bus", "replay", "robots", "recovery", "console"}
 HEAVY = {"jax", "jaxlib", "flax", "optax", "orbax", "tensorflow"}
 # `replay` holds the one Reverb table; it imports reverb inside the functions that need it.
-SAME_RANK_ALLOWED = {("initialization", "evaluation"), ("planner", "evaluation")}
+SAME_RANK_ALLOWED = {("initialization", "evaluation"), ("planner", "evaluation"), ("workers", "console")}
 
 
 def _modules(path: Path) -> list[str]:

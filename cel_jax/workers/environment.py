@@ -15,14 +15,14 @@ from cel_jax.bus.channels import ObservationClient
 from cel_jax.bus.courier import Courier
 from cel_jax.bus.errors import BusError, ClientClosed
 from cel_jax.bus.spool import Spool
-from cel_jax.data.episode import EpisodeHeader, Label, Outcome
-from cel_jax.data.frame_log import encode_label
+from cel_jax.data.episode import EpisodeHeader
 from cel_jax.recovery import latency_record, rundb
 from cel_jax.recovery.beat import WorkerContext
 from cel_jax.robots.plugged import check_features, is_plugged, make_plugged
-from cel_jax.robots.protocol import Robot, Verdict
+from cel_jax.robots.protocol import Robot
 from cel_jax.robots.tasks import make_robot
-from cel_jax.workers.episode import EpisodeRun, Stopped, frame_bytes
+from cel_jax.workers.episode import EmergencyStopped, EpisodeRun, Stopped, frame_bytes
+from cel_jax.workers.labelling import Labels, open_labels
 from cel_jax.workers.wiring import HOME, Wiring, ghost_episodes, load_features, store_name
 
 PAUSE_S, MAX_WAIT_S = 0.1, 5.0
@@ -32,12 +32,15 @@ def main() -> None:
     wiring = Wiring.of(WorkerContext.from_env())
     context = wiring.context
     robot = open_robot(wiring)
-    with _links(wiring) as (infer, spool, courier):  # before the robot: it is never on without a line to its commander
+    with (
+        _links(wiring) as (infer, spool, courier),  # before the robot: it is never on without a line to its commander
+        open_labels(wiring, robot, spool, courier) as labels,
+    ):
         try:
             robot.connect()
             check_features(robot.robot_id, robot.features, load_features(wiring.run_dir))
             context.ready()
-            _collect(wiring, robot, infer, spool, courier)
+            _collect(wiring, robot, infer, spool, courier, labels)
         finally:
             robot.disconnect()
     context.close()
@@ -94,7 +97,9 @@ def _links(wiring: Wiring) -> Iterator[tuple[ObservationClient, Spool, Courier]]
             client.close()
 
 
-def _collect(wiring: Wiring, robot: Robot, infer: ObservationClient, spool: Spool, courier: Courier) -> None:
+def _collect(
+    wiring: Wiring, robot: Robot, infer: ObservationClient, spool: Spool, courier: Courier, labels: Labels
+) -> None:
     """Episodes until the stop. One failed request ends its episode, never the worker; a dead part of it does."""
     context, in_a_row = wiring.context, 0
     for number in itertools.count():
@@ -102,15 +107,19 @@ def _collect(wiring: Wiring, robot: Robot, infer: ObservationClient, spool: Spoo
             context.stop_event.wait(PAUSE_S)
         if context.should_stop():
             return
+        if not labels.wait_for_start():
+            return
         context.progress(f"episode {number}")
         courier.check()
         try:
-            run_one(wiring, robot, infer, spool, f"{context.identity.worker}-{number:05d}")
+            run_one(wiring, robot, infer, spool, f"{context.identity.worker}-{number:05d}", labels)
             courier.notify()
             _note_latency(wiring, infer, courier)
             in_a_row = 0
         except Stopped:
             return
+        except EmergencyStopped as error:
+            context.report("emergency stop", f"{context.identity.station}: episode {error} dropped")
         except ClientClosed:  # its thread died: no later episode would do better
             raise
         except BusError as error:
@@ -129,7 +138,7 @@ def _note_latency(wiring: Wiring, infer: ObservationClient, courier: Courier) ->
         db.close()
 
 
-def run_one(wiring: Wiring, robot: Robot, infer: ObservationClient, spool: Spool, episode: str) -> None:
+def run_one(wiring: Wiring, robot: Robot, infer: ObservationClient, spool: Spool, episode: str, labels: Labels) -> None:
     """One episode from reset to its label in the spool. Raises Stopped, or BusError for a lost channel."""
     context, task = wiring.context, wiring.config.task
     identity = context.identity
@@ -141,28 +150,25 @@ def run_one(wiring: Wiring, robot: Robot, infer: ObservationClient, spool: Spool
     try:
         writer = spool.begin(episode, worst_case_bytes(wiring, robot))
         rundb.start_episode(db, episode, identity.station, identity.worker, robot.robot_id, header.start_time_s)
-        run = EpisodeRun(wiring, robot, infer, header, writer)
+        run = EpisodeRun(wiring, robot, infer, header, writer, labels)
         try:
-            robot.reset(_scene_seed(wiring.config.fleet.seed, episode))
+            labels.begin(episode)
+            with labels.moves():
+                robot.reset(_scene_seed(wiring.config.fleet.seed, episode))
             verdict = run.until_verdict()
+            labels.note_finished(header, run, verdict)
         except BaseException:
             writer.abandon()
             raise
         writer.finish()
         rundb.end_episode(db, episode, run.steps, run.policy_version, time.time())
-        _label(db, spool, header, verdict)
+        if not labels.settle(db, header, verdict):
+            raise Stopped(episode)
         confirm = getattr(robot, "on_labelled", None)  # a lamp or a ledger at the robot
         if confirm is not None:
             confirm(episode)
     finally:
         db.close()
-
-
-def _label(db: rundb.sqlite3.Connection, spool: Spool, header: EpisodeHeader, verdict: Verdict) -> None:
-    """The simulator knows the outcome; its label is final at once."""
-    label = Label(Outcome(verdict.outcome), "simulator", time.time(), verdict.reason)
-    spool.label(header.id, encode_label(header, label))
-    rundb.label_episode(db, header.id, label.outcome.value, label.author, label.reason)
 
 
 def worst_case_bytes(wiring: Wiring, robot: Robot) -> int:

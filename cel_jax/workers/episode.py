@@ -5,6 +5,7 @@ Shape letters: S state numbers, A action numbers, H horizon, O objects, P pose n
 
 from __future__ import annotations
 
+import contextlib
 import math
 import time
 from collections.abc import Mapping
@@ -25,6 +26,22 @@ OVERHEAD_BYTES = 512  # field names and framing of one record
 
 class Stopped(RuntimeError):
     """The worker was told to stop in the middle of an episode; the partial episode is dropped."""
+
+
+class EmergencyStopped(RuntimeError):
+    """An operator's emergency stop, or a desk that is away; the partial episode is dropped."""
+
+
+class Watch:
+    """Who may end an episode besides the robot's own side; here nobody."""
+
+    def moves(self) -> contextlib.AbstractContextManager[None]:
+        """Around everything that moves the robot. Raises EmergencyStopped where it must stand still."""
+        return contextlib.nullcontext()
+
+    def ends(self, run: EpisodeRun) -> bool:
+        """Whether the episode is over although the robot's side does not say so."""
+        return False
 
 
 LATE_FRAMES = 3  # so many in a row, and older than the deadline: one late frame is no fault
@@ -55,22 +72,29 @@ class EpisodeRun:
     """Plays action chunks until the robot's side knows the outcome. What was executed is what is recorded."""
 
     def __init__(
-        self, wiring: Wiring, robot: Robot, infer: ObservationClient, header: EpisodeHeader, writer: EpisodeWriter
-    ) -> None:
+        self, wiring: Wiring, robot: Robot, infer: ObservationClient, header: EpisodeHeader, writer: EpisodeWriter,
+        watch: Watch | None = None,
+    ) -> None:  # fmt: skip
+        self._watch = watch or Watch()
         self._context, self._config = wiring.context, wiring.config
         self._robot, self._infer, self._header, self._writer = robot, infer, header, writer
         self._frames = FreshFrames(wiring.config.task.frame_deadline_s)
         self.steps = 0
         self.policy_version = -1
 
-    def until_verdict(self) -> Verdict:
-        """Raises Stopped, a RobotError, or BusError when no action comes within the deadline."""
+    @property
+    def episode(self) -> str:
+        return self._header.id
+
+    def until_verdict(self) -> Verdict | None:
+        """None where a person ended the episode. Raises Stopped, EmergencyStopped, a RobotError, or BusError when no
+        action comes within the deadline."""
         while True:
             seen = self._observe(wanted=True)
             for action in self._ask(seen):
                 self._act(seen, action)
                 verdict = self._robot.verdict()
-                if verdict is not None:
+                if verdict is not None or self._watch.ends(self):
                     return verdict
                 seen = self._observe(wanted=self.steps % self._config.task.image_stride_frames == 0)
 
@@ -94,7 +118,8 @@ class EpisodeRun:
     def _act(self, seen: tuple[Observation, Mapping[str, bytes]], action: np.ndarray) -> None:
         observation, jpegs = seen
         stage = self._robot.stage()
-        executed = self._robot.send_action(action)
+        with self._watch.moves():
+            executed = self._robot.send_action(action)
         frame = Frame(
             self.steps, observation.state, executed, dict(jpegs), observation.objects, observation.capture_time_s,
             self.policy_version, int(Source.POLICY), False, stage,

@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 
 from cel_jax.config import RunConfig
+from cel_jax.console.desk import DESK
 from cel_jax.recovery import rundb
 from cel_jax.recovery.stations import Placement, Role, Station, interpreter
 from cel_jax.recovery.status import Status, progress_line
@@ -16,6 +17,7 @@ from cel_jax.workers.published_version import published_version
 from cel_jax.workers.wiring import (
     GATE,
     HOME,
+    OPERATOR,
     TRAINING,
     ghost_episodes,
     inference_name,
@@ -60,13 +62,16 @@ def robot_environment(config: RunConfig) -> str:
 
 
 def make_stations(config: RunConfig) -> list[Station]:
-    """One home, the stores, one training group, the inference workers, and one station per robot."""
+    """One home, the stores, one training group, the inference workers, and one station per robot; a desk where an
+    operator labels."""
     fleet = config.fleet
     stations = [_station(HOME, Role.HOME, "home")]
     store_env = store_environment(config)
     stations += [_station(store_name(i), Role.STORE, "store", store_env) for i in range(fleet.stores)]
     if config.bus.tcp_host:
         stations.append(_station(GATE, Role.HOME, "gate"))
+    if fleet.labels == OPERATOR:
+        stations.append(_station(DESK, Role.HOME, "desk"))
     if fleet.learner:
         stations.append(_station(TRAINING, Role.TRAINING, "training"))
     serves = "inference" if fleet.learner else "inference_stub"

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from cel_jax.bus.client import Client
 from cel_jax.bus.failures import Failure
+from cel_jax.bus.message import Limits
 from cel_jax.bus.security import (
     ClientCurve,
     ServerCurve,
@@ -20,6 +21,7 @@ from cel_jax.bus.security import (
 )
 from cel_jax.bus.server import Handler, Server, Tick
 from cel_jax.config import RunConfig, from_dict, to_dict
+from cel_jax.console.desk import DESK
 from cel_jax.data.episode import Features, features_from_dict
 from cel_jax.recovery import wire
 from cel_jax.recovery.beat import WorkerContext
@@ -28,6 +30,7 @@ from cel_jax.recovery.stations import Role
 
 HOME, TRAINING, GATE = "home", "training", "gate"
 SERVER_KEY, ROLE_KEYS = "server", ("environment", "inference", "home")
+OPERATOR = "operator"  # of `fleet.labels`: a person labels, on the operator's page
 CONFIG_FILE, FEATURES_FILE = "config.json", "features.json"
 
 
@@ -70,9 +73,9 @@ def ghost_episodes(run_dir: Path, config: RunConfig) -> Path:
 
 
 def tcp_endpoint(config: RunConfig, name: str) -> str:
-    """The address of the home, the gate or a store's intake; '' for everything that stays on one machine."""
+    """The address of the home, the gate, a store's intake or the desk; '' for everything that stays on one machine."""
     bus, stores = config.bus, config.fleet.stores
-    served = (HOME, GATE, *(f"{store_name(index)}-intake" for index in range(stores)))
+    served = (HOME, GATE, *(f"{store_name(index)}-intake" for index in range(stores)), DESK)
     if not bus.tcp_host or name not in served:
         return ""
     return f"tcp://{bus.tcp_host}:{bus.tcp_port + served.index(name)}"
@@ -97,7 +100,7 @@ def client_curve(folder: Path, name: str) -> ClientCurve:
 def prepare_keys(config: RunConfig) -> None:
     """Makes the keys that a run over TCP lacks; existing ones stay."""
     folder = key_folder(config)
-    for name in (SERVER_KEY, *ROLE_KEYS):
+    for name in (SERVER_KEY, *ROLE_KEYS, *((DESK,) if config.fleet.labels == OPERATOR else ())):
         if config.bus.tcp_host and not (folder / f"{name}.secret").exists():
             generate_keys(folder, name)
 
@@ -127,12 +130,13 @@ class Wiring:
         return made
 
     def server(
-        self, name: str, handlers: Mapping[str, Handler], curve: ServerCurve | None = None, tick: Tick | None = None
-    ) -> Server:
+        self, name: str, handlers: Mapping[str, Handler], curve: ServerCurve | None = None, tick: Tick | None = None,
+        limits: Limits = Limits(),  # noqa: B008  frozen
+    ) -> Server:  # fmt: skip
         """A server of this worker's station at the address `name`, under the epoch of its connection group."""
         made = Server(
             self.endpoint(name), self.context.identity, handlers, curve, tick=tick,
-            epoch=self.context.settings.epoch, on_failure=self.report,
+            epoch=self.context.settings.epoch, on_failure=self.report, limits=limits,
         )  # fmt: skip
         self.context.peers.follow(self.context.identity.station, made.advance_epoch)
         return made

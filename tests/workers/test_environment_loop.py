@@ -13,6 +13,7 @@ from cel_jax.bus.failures import Failure
 from cel_jax.bus.identity import Identity
 from cel_jax.bus.spool import Spool
 from cel_jax.workers import environment
+from cel_jax.workers.labelling import Labels
 from cel_jax.workers.wiring import Wiring
 from tests.workers.conftest import Context
 
@@ -46,7 +47,7 @@ def collect(monkeypatch: pytest.MonkeyPatch, wiring: Wiring, courier: object, er
         raise error
 
     monkeypatch.setattr(environment, "run_one", fail)
-    environment._collect(wiring, None, None, None, courier)  # type: ignore[arg-type]
+    environment._collect(wiring, None, None, None, courier, Labels(None))  # type: ignore[arg-type]
 
 
 class Alive:
