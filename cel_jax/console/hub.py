@@ -62,13 +62,19 @@ class Seen:
     end: str = ""
 
 
+def steady_clock() -> Callable[[], float]:
+    """Seconds since 1970 that go on evenly when the machine's clock is set: the undo window keeps its length."""
+    begin_s = time.time() - time.monotonic()
+    return lambda: begin_s + time.monotonic()
+
+
 class Hub:
     """label_deadline_s: an episode that nobody labels within it is discarded. clock: seconds since 1970."""
 
     def __init__(
-        self, db: sqlite3.Connection, label_deadline_s: float, clock: Callable[[], float] = time.time
+        self, db: sqlite3.Connection, label_deadline_s: float, clock: Callable[[], float] | None = None
     ) -> None:  # fmt: skip
-        self._ledger, self._deadline_s, self._clock, self._latest_s = Ledger(db), label_deadline_s, clock, 0.0
+        self._ledger, self._deadline_s, self._clock = Ledger(db), label_deadline_s, clock or steady_clock()
         self.stations: dict[str, Seen] = {}
         self.states: dict[str, LabelState] = {}
         self.stops = self._ledger.stops()
@@ -90,7 +96,7 @@ class Hub:
 
     def tick(self) -> None:
         """What time alone does."""
-        now_s, tick_s = self._now(), time.monotonic()
+        now_s, tick_s = self._clock(), time.monotonic()
         for episode, state in list(self.states.items()):
             with contextlib.suppress(RunDbError, sqlite3.Error):  # another writer is at it: the next turn tries again
                 self._settle(episode, labels.settle(state, now_s, self._deadline_s))
@@ -99,11 +105,6 @@ class Hub:
                 seen.start = ""
         self._ending = {episode: one for episode, one in self._ending.items() if not one[1].done}
         self._answer_stations()
-
-    def _now(self) -> float:
-        """Never runs back, so that a final label stays final when the clock is set."""
-        self._latest_s = max(self._latest_s, self._clock())
-        return self._latest_s
 
     # -- stations ----------------------------------------------------------------------------------------------------
 
@@ -124,7 +125,7 @@ class Hub:
         listed = {one.episode for one in report.finished}
         for one in report.finished:
             if one.episode not in self.states:
-                self.states[one.episode] = self._ledger.admit(one, name, self._now())
+                self.states[one.episode] = self._ledger.admit(one, name, self._clock())
             self._label_ended(one.episode)
         for episode in [each for each, state in self.states.items() if state.station == name and each not in listed]:
             del self.states[episode]  # it went out
@@ -179,7 +180,7 @@ class Hub:
         return None
 
     def _write_label(self, state: LabelState, head: Mapping[str, Any]) -> dict[str, Any]:
-        label = labels.make_label(head.get("outcome"), head.get("author"), head.get("reason", ""), self._now())
+        label = labels.make_label(head.get("outcome"), head.get("author"), head.get("reason", ""), self._clock())
         self._settle(state.episode, labels.give(state, label))
         return {"episode": state.episode, "outcome": label.outcome.value, "undo_s": labels.UNDO_S}
 
@@ -194,7 +195,7 @@ class Hub:
         episode, author = _text(request.header, "episode"), labels.check_author(request.header.get("author"))
         if episode not in self.states:
             raise self._ledger.why_not(episode)
-        now_s = self._now()
+        now_s = self._clock()
         state = labels.undo(self.states[episode], now_s)
         self._ledger.undo(episode, author, now_s)
         self.states[episode] = state
@@ -227,7 +228,7 @@ class Hub:
     def _stop(self, request: Request, deferred: Deferred) -> dict[str, Any]:
         """The order goes out before it is on record."""
         names, author = self._named(request), labels.check_author(request.header.get("author"))
-        now_s = self._now()
+        now_s = self._clock()
         self.stops.update({name: (author, now_s) for name in names})
         for name in names:
             self.stations.setdefault(name, Seen()).start = ""
@@ -253,7 +254,7 @@ class Hub:
         return asked or known
 
     def _tiles(self, request: Request, deferred: Deferred) -> dict[str, Any]:
-        now_s, status = self._now(), self._ledger.status()
+        now_s, status = self._clock(), self._ledger.status()
         made = [
             tiles.tile(one, self.stations.get(one.name), self.stops.get(one.name), FRESH_S)
             for one in status.stations
