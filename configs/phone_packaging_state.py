@@ -3,8 +3,8 @@
     python -m launch.fleet --config=phone_packaging_state
 
 Hardware: two CPU cores, 4 GB of memory. 20 minutes; about 1,200 episodes and 1,300 steps. The start policy is
-shipped (policies/phone_packaging_state). Expect 45 to 50 % success at the start and no gain from it; a start policy that
-gains (28 to 46 % in two rounds) and its commands are in docs/findings.md.
+shipped (policies/phone_packaging_state). Expect 45 to 50 % success at the start and no gain from it; a start policy
+that gains (28 to 46 % in two rounds) and its commands are in docs/findings.md.
 """
 
 from cel_jax.config import FertConfig, FleetConfig, PolicyConfig, ReplayConfig, RunConfig, TaskConfig, TrainConfig
