@@ -8,6 +8,9 @@ try:
         sent = robot.send_action(action)      # what was really executed: this is recorded
 finally:
     robot.disconnect()                        # safe stop
+
+A robot whose `reset` takes long may have `emergency_stop()`: called from another thread, it returns at once and makes
+the call that is under way end soon. Without it, a call that outlasts a stop by two seconds ends its worker.
 """
 
 from __future__ import annotations

@@ -25,6 +25,7 @@ from cel_jax.workers.episode import EmergencyStopped, EpisodeRun, Watch
 from cel_jax.workers.wiring import OPERATOR, Wiring
 
 TURN_S = 0.1
+STOP_LIMIT_S = 2.0  # a robot that does not let go of a call by then loses its worker, and the watchdog stops it
 META = ".waiting"  # beside a finished episode: whose it is, so that it can be labelled after a restart
 
 
@@ -61,9 +62,7 @@ def open_labels(wiring: Wiring, robot: Robot, spool: Spool, courier: Courier) ->
         return
     client = wiring.client(desk.DESK)
     labels = OperatorLabels(wiring, robot, spool, courier)
-    labels.link = StationLink(
-        client, labels.report, labels.take, wiring.config.fleet.desk_silence_s, getattr(robot, "emergency_stop", None)
-    )
+    labels.link = StationLink(client, labels.report, labels.take, wiring.config.fleet.desk_silence_s, labels.halt)
     labels.link.start()
     try:
         yield labels
@@ -87,6 +86,7 @@ class OperatorLabels(Labels):
         self._max_steps = int(task.max_episode_s * robot.features.fps_hz)
         self._motion = threading.Lock()  # held while the robot may move
         self._phase, self._since_s, self._started, self._ending = "starting", time.monotonic(), "", False
+        self._halts, self._halts_at_start, self._halted_s = 0, 0, 0.0
         self._run: EpisodeRun | None = None
         self._episode, self._known = "", dict[str, tuple[EpisodeHeader, Finished]]()
         self._drop_stale()
@@ -97,6 +97,7 @@ class OperatorLabels(Labels):
         self._enter(desk.WAITS_FOR_START)
         while not self._context.should_stop():
             self._turn()
+            self._halts_at_start = self._halts  # before the look at the stop: one in between is not missed
             if self.link.stop_due:
                 self._stand_still()
             elif self._context.paused():
@@ -114,8 +115,9 @@ class OperatorLabels(Labels):
 
     @contextlib.contextmanager
     def moves(self) -> Iterator[None]:
+        """Also after a release, what was stopped never goes on: it needs another start."""
         with self._motion:
-            if self.link.stop_due:
+            if self.link.stop_due or self._halts != self._halts_at_start:
                 raise EmergencyStopped(self._episode)
             yield
 
@@ -170,7 +172,20 @@ class OperatorLabels(Labels):
 
     # -- the link's thread -------------------------------------------------------------------------------------------
 
+    def halt(self) -> None:
+        """Once for each stop. A robot that can be halted from another thread has `emergency_stop`."""
+        self._halts, self._halted_s = self._halts + 1, time.monotonic()
+        halt = getattr(self._robot, "emergency_stop", None)
+        if halt is not None:
+            halt()
+
+    def _end_if_it_moves(self) -> None:
+        """A stop that the robot's call under way does not heed ends the worker."""
+        if self.link.stop_due and self._motion.locked() and time.monotonic() - self._halted_s > STOP_LIMIT_S:
+            self._context.give_up(f"emergency stop: the robot's call still runs after {STOP_LIMIT_S:g} s")
+
     def report(self) -> Report:
+        self._end_if_it_moves()
         run, for_s = self._run, time.monotonic() - self._since_s
         still = self.link.stop_due and not self._motion.locked()  # whoever takes the lock from here on sees the stop
         return Report(

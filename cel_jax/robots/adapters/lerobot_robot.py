@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import threading
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -61,6 +62,7 @@ class LeRobotRobot:
         self._view = ObservationMap(_numbers(robot), {name: name for name in self._cameras}, "", task, image_px)
         self._guard = ActionGuard(limits, 1.0 / fps_hz, robot_id)
         self._image_px, self._pace = image_px, pace or Pace(fps_hz)
+        self._halted = threading.Event()
 
     @property
     def robot_id(self) -> str:
@@ -90,6 +92,7 @@ class LeRobotRobot:
     def reset(self, seed: int) -> None:
         """Drives home and waits for the scene. The seed is for simulators."""
         del seed
+        self._halted.clear()
         self._guard.reset(self._position())
         self._pace.restart()
         if self._home is not None:
@@ -115,6 +118,10 @@ class LeRobotRobot:
     def stage(self) -> int:
         return -1
 
+    def emergency_stop(self) -> None:
+        """Ends a drive home; from any thread."""
+        self._halted.set()
+
     def disconnect(self) -> None:
         """LeRobot lets go of the motors here. Safe to call twice."""
         if getattr(self._robot, "is_connected", True):
@@ -123,6 +130,8 @@ class LeRobotRobot:
     def _drive(self, target: np.ndarray) -> None:
         """Sends the target until limits and driver let it through whole. Raises `RobotError` where they never do."""
         for _ in range(round(HOMING_S * self._fps_hz)):
+            if self._halted.is_set():
+                raise RobotError(f"robot {self._id}: stopped on its way home")
             sent = self.send_action(target)
             if np.allclose(sent, target, atol=1e-3):
                 return
