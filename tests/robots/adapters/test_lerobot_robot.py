@@ -97,6 +97,19 @@ def test_a_home_that_is_never_reached_is_an_error() -> None:
         robot.reset(0)
 
 
+def test_an_emergency_stop_ends_the_drive_home() -> None:
+    arm = Arm(reach=1e-6)
+    robot = LeRobotRobot(arm, "so101-0", LIMITS, home=(30.0, 0.0, 0.0), pace=Pace(30.0, lambda: 0.0, lambda s: stop()))
+
+    def stop() -> None:
+        robot.emergency_stop()
+
+    robot.connect()
+    with pytest.raises(RobotError, match="so101-0: stopped on its way home"):
+        robot.reset(0)
+    assert len(arm.sent) == 1, "nothing is sent after the stop"
+
+
 def test_a_cable_that_is_out_is_said_with_the_robot() -> None:
     class Dead(Arm):
         def connect(self) -> None:
