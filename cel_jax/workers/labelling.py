@@ -25,7 +25,7 @@ from cel_jax.workers.episode import EmergencyStopped, EpisodeRun, Watch
 from cel_jax.workers.wiring import OPERATOR, Wiring
 
 TURN_S = 0.1
-STOP_LIMIT_S = 2.0  # a robot that does not let go of a call by then loses its worker, and the watchdog stops it
+STOP_LIMIT_S = 2.0  # a robot whose call still runs by then loses its worker: no command comes any more
 META = ".waiting"  # beside a finished episode: whose it is, so that it can be labelled after a restart
 
 
