@@ -11,15 +11,13 @@ from __future__ import annotations
 
 import numpy as np
 
-from cel_jax.robots.sim import layout as L
+from cel_jax.robots.sim.driver import Driver
 from cel_jax.robots.sim.expert_steps import Steps
-from cel_jax.robots.sim.motions import Hands, Motion, wait
-from cel_jax.robots.sim.physics import ACTION_DIM, GRIPPER_INDEX, JOINT_INDEX
+from cel_jax.robots.sim.motions import Motion, wait
 from cel_jax.robots.sim.styles import OperatorStyle
 from cel_jax.robots.sim.world import PackagingWorld
 
 SETTLE_STEPS = 8
-MAX_STEP_RAD = 0.1  # per control period: 3 rad/s, below the robot's limit
 PAUSE_MIN_S, PAUSE_MEAN_S, PAUSE_MAX_S = 0.3, 0.8, 2.5
 
 
@@ -29,12 +27,8 @@ class Expert:
     def __init__(self, world: PackagingWorld, style: OperatorStyle, seed: int) -> None:
         self._world, self._style = world, style
         self._rng = np.random.default_rng([0xE8E8, abs(int(seed)), int(seed < 0)])
-        physics = world.physics
-        self._q = physics.data.qpos[physics.joint_qpos].copy()
-        position, rotation = physics.tips()
-        opening = physics.data.qpos[physics.finger_qpos].sum(axis=1)
-        self._hands = Hands(position, rotation, opening, style.speed)
-        self._steps = Steps(world, self._hands, style, self._rng)
+        self._driver = Driver(world.physics, world.kinematics, style.speed)
+        self._steps = Steps(world, self._driver.hands, style, self._rng)
         self._motion = self._run()
 
     @property
@@ -45,13 +39,7 @@ class Expert:
     def act(self) -> np.ndarray:
         """float32 [16]: the next absolute targets, in the robot's encoder units."""
         next(self._motion)
-        hands = self._hands
-        step = self._world.kinematics.solve(self._q, hands.position, hands.rotation) - self._q
-        self._q = self._q + np.clip(step, -MAX_STEP_RAD, MAX_STEP_RAD)
-        action = np.empty(ACTION_DIM, np.float32)
-        action[JOINT_INDEX] = self._q + self._world.physics.encoder_offset_rad
-        action[GRIPPER_INDEX] = hands.opening / L.MAX_OPENING
-        return action
+        return self._driver.action()
 
     def _run(self) -> Motion:
         """The step being worked on, again and again; never ends."""

@@ -12,14 +12,12 @@ import numpy as np
 from cel_jax.robots.sim import layout as L
 from cel_jax.robots.sim import stages as S
 from cel_jax.robots.sim import turns
-from cel_jax.robots.sim.facts import Facts, in_interior
+from cel_jax.robots.sim.facts import in_interior
+from cel_jax.robots.sim.handwork import Handwork, Pose, level, up
 from cel_jax.robots.sim.motions import Hands, Motion, in_turn, together, wait
-from cel_jax.robots.sim.physics import home_q
 from cel_jax.robots.sim.styles import OperatorStyle
 from cel_jax.robots.sim.world import PackagingWorld
 
-Pose = tuple[np.ndarray, np.ndarray]  # position [3], rotation [3, 3]
-HOVER_Z = 0.135
 CLOSE_HOLD_S = 0.17
 MISS_M, MISS_BEYOND_M = 0.055, 0.028
 LEFT_PITCH = np.pi / 3
@@ -37,15 +35,14 @@ LENGTH = {L.CASE: 0.126, L.MANUAL: 0.110, L.CABLE: 0.052, L.LID: 0.160}
 APPROACH_GAP = 0.030
 
 
-class Steps:
+class Steps(Handwork):
     """The ten steps for one trial."""
 
     def __init__(self, world: PackagingWorld, hands: Hands, style: OperatorStyle, rng: np.random.Generator) -> None:
-        self._world, self._hands, self._style, self._rng = world, hands, style, rng
+        super().__init__(world, hands)
+        self._world, self._style, self._rng = world, style, rng
         self.deliberate_error = False
         self._stage = 0
-        home = world.kinematics.forward(home_q())
-        self._home = home[0] + _up(0.06), home[1]
         self._order = (
             self._case_to_pad, self._manual_to_case, self._cable_to_bay, self._take_adapter, self._hand_over,
             self._place_adapter, self._case_to_box, self._push_phone, self._lid_over, self._close_lid,
@@ -66,34 +63,16 @@ class Steps:
                 yield from self._hands.grip(arm, float(self._facts.opening[arm]) + 0.03, 0.07)
                 yield from self._rise(arm, self._hands.position[arm][2] + 0.05)
 
-    @property
-    def _facts(self) -> Facts:
-        return self._world.facts
-
     def _noise(self) -> np.ndarray:
         noise_mm = self._style.noise_at(self._stage)
         return np.array([*self._rng.normal(0.0, noise_mm / 1000.0, 2), 0.0])
-
-    def _in_box(self, x: float, y: float, z: float) -> np.ndarray:
-        f = self._facts
-        return f.position[L.BOX] + f.rotation[L.BOX] @ np.array([x, y, z])
-
-    def _box_yaw(self) -> float:
-        return turns.yaw_of(self._facts.rotation[L.BOX])
-
-    def _go_home(self, arm: int) -> Motion:
-        return self._hands.move(arm, self._home[0][arm], self._home[1][arm])
-
-    def _rise(self, arm: int, z: float) -> Motion:
-        at = self._hands.position[arm]
-        return self._hands.move(arm, np.array([at[0], at[1], max(at[2], z)]))
 
     # Picking and placing -----------------------------------------------------------------------------------------
 
     def _top_grasp(self, thing: int) -> Pose:
         """Hand straight down over a level part, closing across its width."""
         f = self._facts
-        lift = _up(GRASP_RISE[thing])
+        lift = up(GRASP_RISE[thing])
         return f.position[thing] + lift, turns.about_z(turns.yaw_of(f.rotation[thing])) @ turns.DOWN
 
     def _pick(self, arm: int, thing: int, grasp: Callable[[], Pose], back: np.ndarray, lift_z: float) -> Motion:
@@ -123,31 +102,10 @@ class Steps:
         along = LENGTH[thing] / 2 + MISS_BEYOND_M
         return side * along * np.array([rotation[0, 0], rotation[1, 0], 0.0])
 
-    def _approach(
-        self, arm: int, position: np.ndarray, rotation: np.ndarray, back: np.ndarray, opening: float
-    ) -> Motion:
-        before = position + back
-        above = np.array([before[0], before[1], max(before[2], HOVER_Z)])
-        yield from together(self._hands.move(arm, above, rotation), self._hands.grip(arm, opening))
-        if np.linalg.norm(above - before) > 0.01:
-            yield from self._hands.move(arm, before)
-        yield from self._hands.move(arm, position)
-
-    def _back_off(self, arm: int, point: np.ndarray, opening: float) -> Motion:
-        yield from self._hands.grip(arm, opening)
-        yield from self._hands.move(arm, point)
-
-    def _tip_for(self, arm: int, thing: int, position: np.ndarray, rotation: np.ndarray) -> Pose:
-        """The tip pose that brings a held part to a pose, given how it is held."""
-        f = self._facts
-        tip, turned = f.tip[arm], self._world.physics.tips()[1][arm]
-        turn = rotation @ f.rotation[thing].T
-        return position + turn @ (tip - f.position[thing]), turn @ turned
-
     def _place(self, arm: int, thing: int, position: np.ndarray, yaw: float, release: float, over_z: float) -> Motion:
         """Carries a held level part over its place, lowers it, lets go and rises."""
         held = turns.yaw_of(self._facts.rotation[thing])
-        heading = turns.about_z(yaw) @ turns.about_z(-held) @ _level(self._facts.rotation[thing])
+        heading = turns.about_z(yaw) @ turns.about_z(-held) @ level(self._facts.rotation[thing])
         target, rotation = self._tip_for(arm, thing, position + self._noise(), heading)
         yield from self._hands.move(arm, np.array([target[0], target[1], over_z]), rotation)
         yield from self._hands.move(arm, target, speed=0.7)
@@ -164,7 +122,7 @@ class Steps:
 
     def _manual_to_case(self) -> Motion:
         yield from self._pick(L.RIGHT, L.MANUAL, lambda: self._top_grasp(L.MANUAL), UP, 0.10)
-        case = self._facts.position[L.CASE] + _up(L.CASE_HALF[2] + L.MANUAL_HALF[2] + 0.002)
+        case = self._facts.position[L.CASE] + up(L.CASE_HALF[2] + L.MANUAL_HALF[2] + 0.002)
         yaw = turns.yaw_of(self._facts.rotation[L.CASE])
         yield from self._place(L.RIGHT, L.MANUAL, case, yaw, 0.03, 0.09)
 
@@ -178,7 +136,7 @@ class Steps:
         f = self._facts
         yaw = turns.yaw_of(f.rotation[L.ADAPTER], np.pi / 2)
         rotation = turns.about_z(yaw) @ turns.about_y(-LEFT_PITCH) @ turns.DOWN
-        return f.position[L.ADAPTER] + _up(-0.010), rotation
+        return f.position[L.ADAPTER] + up(-0.010), rotation
 
     def _take_adapter(self) -> Motion:
         back = -0.08 * self._side_grasp()[1][:, 2]
@@ -212,11 +170,11 @@ class Steps:
             position, rotation = self._top_of_adapter(tries)
             tries += 1
             position = position + self._noise()
-            yield from self._hands.move(L.RIGHT, position + _up(0.06), rotation)
+            yield from self._hands.move(L.RIGHT, position + up(0.06), rotation)
             yield from self._hands.move(L.RIGHT, position, speed=0.7)
             yield from self._hands.grip(L.RIGHT, 0.0, CLOSE_HOLD_S)
             if not self._facts.held[L.RIGHT, L.ADAPTER]:
-                yield from self._back_off(L.RIGHT, position + _up(0.06), WIDTH[L.ADAPTER] + APPROACH_GAP)
+                yield from self._back_off(L.RIGHT, position + up(0.06), WIDTH[L.ADAPTER] + APPROACH_GAP)
 
     def _place_adapter(self) -> Motion:
         if self._facts.held[L.RIGHT, L.ADAPTER]:
@@ -227,9 +185,9 @@ class Steps:
         bay = self._in_box(sum(L.ADAPTER_BAY_X) / 2, -0.024, L.BOX_FLOOR + L.ADAPTER_HALF[2] + 0.002)
         yaw = self._box_yaw()
         held = turns.yaw_of(self._facts.rotation[L.ADAPTER], np.pi / 2)
-        heading = turns.about_z(yaw - held) @ _level(self._facts.rotation[L.ADAPTER])
+        heading = turns.about_z(yaw - held) @ level(self._facts.rotation[L.ADAPTER])
         target, rotation = self._tip_for(L.RIGHT, L.ADAPTER, bay + self._noise(), heading)
-        yield from self._hands.move(L.RIGHT, target + _up(0.09), rotation)
+        yield from self._hands.move(L.RIGHT, target + up(0.09), rotation)
         yield from self._hands.move(L.RIGHT, target, speed=0.7)
         yield from wait(0.07)
         yield from self._hands.grip(L.RIGHT, WIDTH[L.ADAPTER] + 0.010, 0.2)
@@ -297,8 +255,8 @@ class Steps:
         side = 0.018 if y > 0 else -0.018
         spot, rotation = self._in_box(x, y - side, 0.0), turns.about_z(self._box_yaw()) @ turns.DOWN
         low = L.LEDGE_Z + 2 * (L.CASE_HALF[2] + L.MANUAL_HALF[2] + L.PHONE_HALF[2]) + L.TIP_INSET - 0.003
-        yield from self._hands.move(L.LEFT, spot + _up(0.14), rotation)
-        yield from self._hands.move(L.LEFT, spot + _up(low), speed=0.7)
+        yield from self._hands.move(L.LEFT, spot + up(0.14), rotation)
+        yield from self._hands.move(L.LEFT, spot + up(low), speed=0.7)
         yield from self._hands.move(L.LEFT, self._in_box(0.0, -side, low), speed=0.4)
         yield from self._rise(L.LEFT, 0.14)
 
@@ -330,7 +288,7 @@ class Steps:
         tilted = turns.about_z(self._box_yaw()) @ turns.about_x(LID_TILT)
         goal = self._in_box(0.0, LID_OFFSET_Y, L.BOX_RIM_Z + 0.009) + self._noise()
         target, rotation = self._tip_for(L.LEFT, L.LID, goal, tilted)
-        yield from self._hands.move(L.LEFT, target + _up(0.05), rotation)
+        yield from self._hands.move(L.LEFT, target + up(0.05), rotation)
         yield from self._hands.move(L.LEFT, target, speed=0.7)
         yield from self._hands.grip(L.LEFT, L.MAX_OPENING, 0.1)
         yield from self._rise(L.LEFT, 0.15)
@@ -369,16 +327,4 @@ class Steps:
         yield from self._hands.move(L.LEFT, end, speed=0.5)
 
 
-def _up(z: float) -> np.ndarray:
-    return np.array([0.0, 0.0, z])
-
-
-UP = _up(0.07)  # from before a grasp down to it
-
-
-def _level(rotation: np.ndarray) -> np.ndarray:
-    """The nearest rotation whose z axis is vertical (up or down, whichever is nearer)."""
-    z = np.array([0.0, 0.0, 1.0 if rotation[2, 2] >= 0 else -1.0])
-    x = rotation[:, 0] - z * (z @ rotation[:, 0])
-    x /= np.linalg.norm(x)
-    return np.stack([x, np.cross(z, x), z], axis=1)
+UP = up(0.07)  # from before a grasp down to it

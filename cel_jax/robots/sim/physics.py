@@ -8,7 +8,7 @@ from cel_jax.robots.sim import arms, scene
 from cel_jax.robots.sim import layout as L
 from cel_jax.robots.sim.calibration import NUM_JOINTS, RobotCalibration
 from cel_jax.robots.sim.engine import mujoco
-from cel_jax.robots.sim.placement import FIXTURES, Placement
+from cel_jax.robots.sim.placement import Placement
 
 SETTLE_SUBSTEPS = 24
 ACTION_DIM = 16
@@ -19,9 +19,10 @@ GRIPPER_INDEX = np.array([7, 15])
 class Physics:
     """MuJoCo model and data with index tables. States and actions: 7 joints and gripper (0 closed, 1 open) per arm."""
 
-    def __init__(self, calibration: RobotCalibration) -> None:
+    def __init__(self, calibration: RobotCalibration, model: mujoco.MjModel | None = None) -> None:
+        """model: another scene with the same arms and objects; by default phone packaging's."""
         self.calibration = calibration
-        self.model = scene.build_model(calibration)
+        self.model = model or scene.build_model(calibration)
         self.data = mujoco.MjData(self.model)
         self.encoder_offset_rad = np.array(calibration.encoder_offset_rad)
         self._index()
@@ -35,7 +36,7 @@ class Physics:
         self.part_qpos = {name: m.joint(name).qposadr[0] for name in L.OBJECTS[:-1]}
         self.box_qpos, self.box_dof = m.joint("box_x").qposadr[0], m.joint("box_x").dofadr[0]
         self.tip_sites = np.array([m.site(f"{arm}_tip").id for arm in L.ARM_NAMES])
-        self.mocap_ids = {name: m.body(name).mocapid[0] for name in FIXTURES}
+        self.mocap_ids = {m.body(i).name: m.body_mocapid[i] for i in range(m.nbody) if m.body_mocapid[i] >= 0}
         self.body_dof = np.array([m.body_dofadr[i] for i in self.body_ids[:-1]])
         self._index_geoms()
 

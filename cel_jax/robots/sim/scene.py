@@ -37,12 +37,17 @@ def build_arms_model() -> mujoco.MjModel:
 
 def scene_xml(calibration: RobotCalibration) -> str:
     """MJCF text of the scene of one robot instance."""
-    both = [arms.arm_text(arm, calibration, _wrist_camera(arm, calibration)) for arm in (L.LEFT, L.RIGHT)]
     friction = calibration.friction_scale
-    table = '<geom name="table" type="box" pos="0.35 0 -0.02" size="0.45 0.6 0.02" rgba="0.6 0.55 0.5 1" contype="1" '
-    table += 'conaffinity="14" friction="0.6 .005 .0001"/>'
     things = parts.small_parts(friction) + parts.lid(friction)
     things += parts.packaging_box(friction, calibration.box_friction_scale) + parts.fixtures()
+    return arms_and(things, calibration)
+
+
+def arms_and(things: str, calibration: RobotCalibration) -> str:
+    """MJCF text of table, arms and cameras of one robot instance, with `things` on the table."""
+    both = [arms.arm_text(arm, calibration, _wrist_camera(arm, calibration)) for arm in (L.LEFT, L.RIGHT)]
+    table = '<geom name="table" type="box" pos="0.35 0 -0.02" size="0.45 0.6 0.02" rgba="0.6 0.55 0.5 1" contype="1" '
+    table += 'conaffinity="14" friction="0.6 .005 .0001"/>'
     return f"""
 <mujoco model="phone_packaging">
   <compiler angle="radian"/>

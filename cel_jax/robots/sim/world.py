@@ -18,15 +18,13 @@ from cel_jax.robots.safety import ActionGuard, SafetyLimits, Workspace
 from cel_jax.robots.sim import arms, scene
 from cel_jax.robots.sim import layout as L
 from cel_jax.robots.sim.calibration import CAMERAS, CalibrationSpread, draw_calibration
-from cel_jax.robots.sim.facts import Facts
 from cel_jax.robots.sim.ik import ArmKinematics
 from cel_jax.robots.sim.physics import ACTION_DIM, GRIPPER_INDEX, JOINT_INDEX, Physics, home_q
 from cel_jax.robots.sim.placement import draw_placement
 from cel_jax.robots.sim.rules import Referee, RuleParams
+from cel_jax.robots.sim.sight import Sight
 
 PERIOD_S = 1.0 / scene.CONTROL_HZ
-MIN_HELD_M = 0.012
-HOLD_MEMORY_STEPS = 2  # a contact that flickers for this many control steps still counts as held
 OBJECT_CENTRE_M, OBJECT_SCALE_M = np.array([0.42, 0.0, 0.05]), 0.2
 POSE_NUMBERS = 15
 NEAR_M = 0.02  # below this distance from a gripper, offsets are seen linearly; beyond, logarithmically
@@ -83,9 +81,9 @@ class PackagingWorld:
         self.physics.reset(placement, start)
         self.guard.reset(self.physics.command)
         self.referee.reset()
-        self._contact_age = np.full((2, len(L.OBJECTS)), 99)
+        self._sight = Sight(self.physics)
         self.steps = 0
-        self.facts = self._look()
+        self.facts = self._sight.look(0.0)
         self.referee.update(self.facts)
 
     def step(self, action: np.ndarray) -> np.ndarray:
@@ -93,7 +91,7 @@ class PackagingWorld:
         executed = self.guard.check(action)
         self.physics.step(executed)
         self.steps += 1
-        self.facts = self._look()
+        self.facts = self._sight.look(self.time_s)
         self.referee.update(self.facts)
         return executed
 
@@ -144,24 +142,6 @@ class PackagingWorld:
     def time_s(self) -> float:
         """Robot time since the reset."""
         return self.steps * PERIOD_S
-
-    def _look(self) -> Facts:
-        p = self.physics
-        position, rotation = p.object_poses()
-        tip, _ = p.tips()
-        opening = p.data.qpos[p.finger_qpos].sum(axis=1)
-        touch = p.touching().reshape(2, 2, len(L.OBJECTS))
-        held = self._held(np.asarray(touch.all(axis=1)), opening)
-        touched = np.asarray(touch.any(axis=1))
-        return Facts(self.time_s, position.copy(), rotation.copy(), p.speeds(), held, touched, tip.copy(), opening)
-
-    def _held(self, both: np.ndarray, opening: np.ndarray) -> np.ndarray:
-        """bool [2, 7]: both fingers touch the object, from its two sides (a closed gripper only pushes)."""
-        both = both & (opening > MIN_HELD_M)[:, None]
-        self._contact_age = np.where(both, 0, self._contact_age + 1)
-        held = self._contact_age <= HOLD_MEMORY_STEPS
-        held[:, L.BOX] = False
-        return held
 
     def _tips_of(self, action: np.ndarray) -> np.ndarray:
         return self.kinematics.forward(action[JOINT_INDEX])[0]
