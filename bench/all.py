@@ -29,8 +29,8 @@ NEEDS: dict[str, tuple[str, ...]] = {
     "policy": ("jax", "flax", "mujoco"),
     "fleet_rate": ("jax", "flax", "mujoco", "zmq"),
 }
-# Root, many minutes, gigabytes of disk, a data set, or a GPU to themselves.
-BY_HAND = ("planner", "fault_matrix", "incidents", "soak", "pi0_gpu", "pi0_restore", "retrieval_g1")
+# Root, many minutes, gigabytes of disk, a data set, a GPU to themselves, or flags of their own.
+BY_HAND = ("planner", "physical_table", "fault_matrix", "incidents", "soak", "pi0_gpu", "pi0_restore", "retrieval_g1")
 LEAST_CORES = {"fleet_rate": 2}
 DEADLINE_S = 3600.0
 

@@ -74,7 +74,7 @@ def measure(calls: int) -> list[Figure]:
 def _turn() -> tuple[CallRecord, WordTokenizer]:
     """The longest call of one demonstrated episode, and a vocabulary that knows it."""
     (spec,) = training_specs(TextTabletop().tasks(), 1, 0)
-    shown = demonstrate(spec, Limits(24, 60.0), 1, 0)
+    shown = demonstrate(TextTabletop(), spec, Limits(24, 60.0), 1, 0)
     longest = max(shown.records, key=lambda record: len(json.dumps(record.messages)))
     return longest, WordTokenizer(make_vocabulary(corpus([shown])))
 

@@ -32,10 +32,21 @@ def start(argv: list[str]) -> tuple[PlannerConfig, Path]:
     config = flags.FLAGS.config
     if not isinstance(config, PlannerConfig):
         raise options.OptionError("this configuration is a fleet's, not a planner's; for example --config=planner_text")
+    _check_table(config)
     config.name = flags.FLAGS.run or config.name
     folder = Path(flags.FLAGS.runs) / config.name
     folder.mkdir(parents=True, exist_ok=True)
     return config, folder
+
+
+def _check_table(config: PlannerConfig) -> None:
+    """Raises OptionError for a tabletop that is unknown or lacks its simulator, before anything is computed."""
+    from cel_jax.planner.sites import SimulatorMissing, make_table
+
+    try:
+        make_table(config.harness)
+    except (ValueError, SimulatorMissing) as error:
+        raise options.OptionError(str(error)) from error
 
 
 def define_start() -> None:

@@ -24,7 +24,7 @@ class HarnessConfig:
     """What wraps the planner."""
 
     kind: str = "tools"  # `tools`: calls of frozen skills; `code`: restricted Python
-    tabletop: str = "text"  # the fast text model
+    tabletop: str = "text"  # `text`: the fast text model; `physical`: scripted arms in MuJoCo
     slots: int = 96  # episodes side by side
     max_turns: int = 100
     max_episode_s: float = 7200.0

@@ -14,8 +14,8 @@ from cel_jax.planner.recorder import Recorder, Reply, completion_body
 from cel_jax.planner.records import CallRecord, Message, RecordLog, Sampling
 from cel_jax.planner.rollouts import Spec
 from cel_jax.planner.splits import TRAINING_STATES
+from cel_jax.planner.tabletop.packing import PackingTable
 from cel_jax.planner.tabletop.teacher import Teacher, recall
-from cel_jax.planner.tabletop.text_world import TextTabletop
 from cel_jax.planner.tool_harness import Limits, ToolHarness
 
 MEMORY_TOOL = "recall"
@@ -34,7 +34,7 @@ class Demonstration:
 class TeacherBackend:
     """Answers requests with the scripted teacher's next move at one table."""
 
-    def __init__(self, table: TextTabletop, seed: int) -> None:
+    def __init__(self, table: PackingTable, seed: int) -> None:
         self._teacher = Teacher(table, seed)
         self.responses: list[Message] = []
 
@@ -58,9 +58,9 @@ def training_specs(tasks: Sequence[str], episodes: int, seed: int) -> list[Spec]
     return [Spec(task, state, attempt) for (task, state), attempt in order[:episodes]]
 
 
-def demonstrate(spec: Spec, limits: Limits, keep_exchanges: int, seed: int) -> Demonstration:
-    """One episode of the teacher with its memory, on the text tabletop."""
-    table, log = TextTabletop(), RecordLog()
+def demonstrate(table: PackingTable, spec: Spec, limits: Limits, keep_exchanges: int, seed: int) -> Demonstration:
+    """One episode of the teacher with its memory."""
+    log = RecordLog()
     harness = ToolHarness(table, limits, keep_exchanges, recall)
     backend = TeacherBackend(table, stable_hash(f"{seed}/{spec.episode}"))
     recorder = Recorder(backend, log, -1, Sampling(), seed)

@@ -17,7 +17,7 @@ from cel_jax.planner.policy import Planner
 from cel_jax.planner.pretrained.load import load_pretrained
 from cel_jax.planner.rewriting import judge_for, rule_rewriter
 from cel_jax.planner.sft_data import TargetMaker, TargetTurn
-from cel_jax.planner.tabletop.text_world import TextTabletop
+from cel_jax.planner.sites import make_table
 from cel_jax.planner.tool_harness import Limits, ToolHarness
 from cel_jax.planner.training import Say, batch_order, sft_loss, sft_train_config, sft_weight
 from cel_jax.planner.words import WordTokenizer, make_vocabulary
@@ -26,11 +26,12 @@ REPORT_STEPS = 50
 
 
 def teacher_episodes(config: PlannerConfig) -> list[Demonstration]:
-    """The teacher on training states. Raises ValueError for a tabletop that it does not know."""
-    if config.harness.tabletop != "text" or config.harness.kind != "tools":
-        raise ValueError("the scripted teacher plays harness.kind=tools on harness.tabletop=text only")
-    specs = training_specs(TextTabletop().tasks(), config.sft.teacher_episodes, config.seed)
-    return [demonstrate(spec, _limits(config), config.harness.keep_exchanges, config.seed) for spec in specs]
+    """The teacher on training states. Raises ValueError for a harness that it does not know."""
+    if config.harness.kind != "tools":
+        raise ValueError("the scripted teacher plays harness.kind=tools only")
+    table = make_table(config.harness)
+    specs = training_specs(table.tasks(), config.sft.teacher_episodes, config.seed)
+    return [demonstrate(table, spec, _limits(config), config.harness.keep_exchanges, config.seed) for spec in specs]
 
 
 def _limits(config: PlannerConfig) -> Limits:
@@ -53,7 +54,8 @@ def target_turns(
     config: PlannerConfig, planner: Planner, demonstrations: Sequence[Demonstration], say: Say
 ) -> list[TargetTurn]:
     """All target turns, with a line about what became of the teacher's turns."""
-    harness = lambda: ToolHarness(TextTabletop(), _limits(config), config.harness.keep_exchanges)  # noqa: E731
+    table = make_table(config.harness)  # replays run one after another
+    harness = lambda: ToolHarness(table, _limits(config), config.harness.keep_exchanges)  # noqa: E731
     judge = judge_for(config.sft.judge_url, config.sft.judge_deadline_s)
     maker = TargetMaker(config.sft.mode, rule_rewriter, judge, planner.template, harness)
     targets = maker.targets(demonstrations)

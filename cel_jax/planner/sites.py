@@ -11,16 +11,33 @@ from cel_jax.planner.code_harness import CodeHarness, SandboxLimits
 from cel_jax.planner.config import HarnessConfig
 from cel_jax.planner.recorder import Recorder, completion_body
 from cel_jax.planner.rollouts import Harness, Site
-from cel_jax.planner.tabletop.interface import Tabletop
+from cel_jax.planner.tabletop.packing import PackingTable
 from cel_jax.planner.tabletop.text_world import TextTabletop
 from cel_jax.planner.tool_harness import Chat, Limits, ToolHarness
 
 
-def make_table(config: HarnessConfig) -> Tabletop:
-    """The configured tabletop. Raises ValueError with the known ones."""
+class SimulatorMissing(RuntimeError):
+    """The physical tabletop is asked for where MuJoCo is not installed."""
+
+
+def make_table(config: HarnessConfig) -> PackingTable:
+    """The configured tabletop. Raises ValueError with the known ones, or SimulatorMissing."""
     if config.tabletop == "text":
         return TextTabletop()
-    raise ValueError(f"harness.tabletop {config.tabletop!r}; expected text, the only one there is so far")
+    if config.tabletop == "physical":
+        return _physical_table()
+    raise ValueError(f"harness.tabletop {config.tabletop!r}; expected text or physical")
+
+
+def _physical_table() -> PackingTable:
+    """Imported here only: the text model runs without a simulator."""
+    try:
+        from cel_jax.planner.tabletop.physical_world import PhysicalTabletop
+    except ModuleNotFoundError as error:
+        if error.name != "mujoco":
+            raise
+        raise SimulatorMissing("harness.tabletop=physical needs MuJoCo: pip install 'cel-jax[sim]'") from error
+    return PhysicalTabletop()
 
 
 def make_harness(config: HarnessConfig) -> Harness:

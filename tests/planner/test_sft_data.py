@@ -23,7 +23,9 @@ MEMORY = ("In state 0 the manual slipped in 17 of 23 grasps from the top and hel
 @pytest.fixture(scope="module")
 def demonstrations() -> list[Demonstration]:
     tasks = ("cable+manual+phone/close", "adapter+case+manual/open")
-    found = [demonstrate(Spec(task, state, 0), LIMITS, 1, 0) for task in tasks for state in range(11, 31)]
+    found = [
+        demonstrate(TextTabletop(), Spec(task, state, 0), LIMITS, 1, 0) for task in tasks for state in range(11, 31)
+    ]
     assert any(d.success for d in found) and not all(d.success for d in found)
     return found
 

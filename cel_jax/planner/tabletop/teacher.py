@@ -46,10 +46,10 @@ class Move:
 
 
 class Teacher:
-    """One episode's teacher. memory_read: parts whose memory was fetched."""
+    """One episode's teacher. memory_read: parts whose memory was fetched. careful: it never slips."""
 
-    def __init__(self, table: PackingTable, seed: int) -> None:
-        self._table = table
+    def __init__(self, table: PackingTable, seed: int, careful: bool = False) -> None:
+        self._table, self._careful = table, careful
         self._rng = np.random.default_rng([7, seed])
         self.memory_read: set[str] = set()
 
@@ -71,7 +71,7 @@ class Teacher:
         return self._pick(part, table.parts[part])
 
     def _slip(self, chance: float) -> bool:
-        return bool(self._rng.random() < chance)
+        return bool(self._rng.random() < chance) and not self._careful
 
     def _next_part(self) -> str | None:
         left = [n for n, p in self._table.parts.items() if n != "lid" and p.place == "table"]
