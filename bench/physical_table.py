@@ -1,68 +1,77 @@
 """How often the scripted teacher packs on the simulated tabletop, and how long an episode takes.
 
-    python -m bench.physical_table [--episodes=40] [--tabletop=text]
+    python -m bench.physical_table [--quick]
 
-Once with the slips that the teacher makes on purpose, once without, so that what is left is the table's. Evaluation
-states, a task each in turn; MuJoCo steps are pure CPU time on one core.
+Once with the slips that the teacher makes on purpose, once without, so that what is left is the table's. Beside it the
+same teacher on the table of rules. Evaluation states, a task each in turn; MuJoCo steps are CPU time on one core.
 """
 
 from __future__ import annotations
 
-import collections
 import time
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Sequence
 
-from absl import app, flags
-
+from bench import report
+from bench.report import Figure
 from cel_jax.evaluation.intervals import wilson
-from cel_jax.planner.chat import tool_call
 from cel_jax.planner.config import HarnessConfig
+from cel_jax.planner.demonstrations import Demonstration, demonstrate
+from cel_jax.planner.rollouts import Spec
 from cel_jax.planner.sites import make_table
 from cel_jax.planner.splits import EVALUATION_STATES
 from cel_jax.planner.tabletop.packing import PackingTable
-from cel_jax.planner.tabletop.teacher import Teacher, recall
-from cel_jax.planner.tool_harness import Chat, Limits, ToolEpisode, ToolHarness
+from cel_jax.planner.tool_harness import Limits
 
+NAME, EPISODES, QUICK_EPISODES = "physical_table", 40, 4
 TASK_STEP = 7  # no divisor of the number of tasks, so that all kinds come
+LIMITS = Limits(24, 600.0)
+TEACHERS = {"teacher": False, "careful teacher": True}
 
 
-def teacher_chat(table: PackingTable, seed: int, careful: bool) -> Chat:
-    """Answers requests with the teacher's next move."""
-    teacher = Teacher(table, seed, careful)
-
-    def chat(request: Mapping[str, Any]) -> Mapping[str, Any]:
-        move = teacher.next_move()
-        call = tool_call(move.name, move.arguments_json)
-        return {"choices": [{"message": {"role": "assistant", "content": move.text, "tool_calls": [call]}}]}
-
-    return chat
+def main(argv: Sequence[str] | None = None) -> int:
+    flags = report.parser(__doc__).parse_args(argv)
+    report.write(NAME, measure(QUICK_EPISODES if flags.quick else EPISODES), report.command(NAME, argv))
+    return 0
 
 
-def play(table: PackingTable, episodes: int, careful: bool) -> list[ToolEpisode]:
+def measure(episodes: int) -> list[Figure]:
+    """All episodes of both teachers."""
+    physical, text = (make_table(HarnessConfig(tabletop=name)) for name in ("physical", "text"))
+    found = []
+    for name, careful in TEACHERS.items():
+        begin_s = time.monotonic()
+        shown = play(physical, episodes, careful)
+        took_s = time.monotonic() - begin_s
+        found += figures(name, shown, play(text, episodes, careful), took_s)
+    return found
+
+
+def play(table: PackingTable, episodes: int, careful: bool) -> list[Demonstration]:
     """One episode for each pair of a task and an initial state."""
-    harness, tasks = ToolHarness(table, Limits(24, 600.0), memory=recall), table.tasks()
-    states = list(EVALUATION_STATES)
-    pairs = [(tasks[TASK_STEP * i % len(tasks)], states[i % len(states)]) for i in range(episodes)]
-    return [harness.run(task, state, 0, teacher_chat(table, i, careful)) for i, (task, state) in enumerate(pairs)]
+    tasks, states = table.tasks(), list(EVALUATION_STATES)
+    specs = [Spec(tasks[TASK_STEP * i % len(tasks)], states[i % len(states)], 0) for i in range(episodes)]
+    return [demonstrate(table, spec, LIMITS, HarnessConfig().keep_exchanges, 0, careful) for spec in specs]
 
 
-def main(argv: list[str]) -> None:
-    del argv
-    table = make_table(HarnessConfig(tabletop=flags.FLAGS.tabletop))
-    for careful in (False, True):
-        start = time.monotonic()
-        ended = play(table, flags.FLAGS.episodes, careful)
-        took_s = time.monotonic() - start
-        won, count = sum(e.status == "success" for e in ended), len(ended)
-        low, high = (100 * v for v in (wilson(won, count).low, wilson(won, count).high))
-        name = "careful teacher" if careful else "teacher"
-        print(f"{flags.FLAGS.tabletop}, {name}: {won}/{count} = {100 * won / count:.1f} % [{low:.0f}, {high:.0f}], "
-              f"{took_s / count:.2f} s and {sum(e.turns for e in ended) / count:.1f} turns an episode, "
-              f"{dict(collections.Counter(e.status for e in ended))}", flush=True)  # fmt: skip
+def figures(name: str, physical: list[Demonstration], text: list[Demonstration], took_s: float) -> list[Figure]:
+    won, count = sum(one.success for one in physical), len(physical)
+    interval, peer = wilson(won, count), "on the table of rules"
+    return [
+        Figure(f"{name}: packed", 100 * won / count, "%", peer=peer, peer_value=_percent(text)),
+        Figure(f"{name}: packed, from", 100 * interval.low, "%"),
+        Figure(f"{name}: packed, to", 100 * interval.high, "%"),
+        Figure(f"{name}: calls an episode", _calls(physical), "", peer=peer, peer_value=_calls(text)),
+        Figure(f"{name}: one episode", took_s / count, "s"),
+    ]
+
+
+def _percent(shown: list[Demonstration]) -> float:
+    return 100 * sum(one.success for one in shown) / len(shown)
+
+
+def _calls(shown: list[Demonstration]) -> float:
+    return sum(len(one.records) for one in shown) / len(shown)
 
 
 if __name__ == "__main__":
-    flags.DEFINE_integer("episodes", 40, "episodes of each kind", lower_bound=1)
-    flags.DEFINE_enum("tabletop", "physical", ["physical", "text"], "which table")
-    app.run(main)
+    raise SystemExit(main())

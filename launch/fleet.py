@@ -24,6 +24,7 @@ RUN = flags.DEFINE_string("run", "", "name of this run's folder; default: the co
 RESUME = flags.DEFINE_bool("resume", False, "go on with a run although the configuration changed")
 OVERWRITE = flags.DEFINE_bool("overwrite", False, "delete the run's folder and begin anew")
 EVALUATE = flags.DEFINE_bool("evaluate", True, "end with the evaluation table")
+LABELLERS = ("simulator", "operator")  # of `fleet.labels`
 LINE_EVERY_S = 5.0
 
 
@@ -33,6 +34,7 @@ def main(argv: list[str]) -> int:
     from cel_jax.workers.wiring import prepare_keys
 
     check_robots(config)
+    check_labels(config)
     config.name = RUN.value or config.name
     run_dir = Path(RUNS.value) / config.name
     prepare_folder(run_dir, config)
@@ -65,6 +67,12 @@ def check_robots(config: RunConfig) -> None:
             find_maker(robots_are)
         except RobotError as error:
             raise OptionError(str(error)) from error
+
+
+def check_labels(config: RunConfig) -> None:
+    """Raises OptionError where nobody would label."""
+    if config.fleet.labels not in LABELLERS:
+        raise OptionError(f"fleet.labels={config.fleet.labels!r}: expected {' or '.join(LABELLERS)}")
 
 
 def _evaluate(run_dir: Path, config: RunConfig) -> None:

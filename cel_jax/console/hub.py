@@ -79,13 +79,22 @@ class Hub:
         self.states: dict[str, LabelState] = {}
         self.stops = self._ledger.stops()
         self._ending: dict[str, tuple[Mapping[str, Any], Deferred]] = {}
+        self._answers: dict[str, Callable[[Request, Deferred], dict[str, Any] | None]] = {
+            "report": self._report,
+            "tiles": self._tiles,
+            "label": self._label,
+            "undo": self._undo,
+            "start": self._start,
+            "stop": self._stop,
+            "release": self._release,
+        }
 
     def serve(self, request: Request, deferred: Deferred) -> None:
         """Answers one request, now or, for a report and an episode that has to end first, later."""
         try:
             if request.sender.role not in ROLES[request.op]:
                 raise AccessRefused(f"role {request.sender.role!r} may not ask for {request.op!r}")
-            answer = getattr(self, f"_{request.op}")(request, deferred)
+            answer = self._answers[request.op](request, deferred)
             if answer is not None:
                 deferred.reply(Reply(answer))
         except BusError as error:

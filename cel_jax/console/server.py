@@ -82,6 +82,13 @@ class PageServer(ThreadingHTTPServer):
             raise ValueError(f"host {host}: others would reach this page; give it a token, or serve on 127.0.0.1")
         self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
         self.desk, self.run, self.token, self.is_local = desk, run, token, is_loopback(host)
+        self.orders: dict[str, Callable[..., dict[str, Any]]] = {
+            "label": desk.label,
+            "undo": desk.undo,
+            "start": desk.start,
+            "stop": desk.stop,
+            "release": desk.release,
+        }
         self._slots = threading.BoundedSemaphore(MAX_THREADS)
         super().__init__((host, port), Handler)
 
@@ -148,7 +155,7 @@ class Handler(BaseHTTPRequestHandler):
             raise Refused(404, f"{self.path[:80]}: there is POST /api/{{{','.join(FIELDS)}}}")
         self._check_token()
         values = check_fields(name, self._body())
-        return _json(getattr(self.server.desk, name)(**values))
+        return _json(self.server.orders[name](**values))
 
     def _no_method(self) -> tuple[bytes, str]:
         raise Refused(405, f"{self.command}: GET and POST are served")

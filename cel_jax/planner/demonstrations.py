@@ -23,19 +23,23 @@ MEMORY_TOOL = "recall"
 
 @dataclasses.dataclass(frozen=True)
 class Demonstration:
-    """One teacher episode: its records, its responses, and whether it succeeded."""
+    """One teacher episode: its records, its responses, and how it ended."""
 
     spec: Spec
     records: tuple[CallRecord, ...]
     responses: tuple[Message, ...]
-    success: bool
+    status: str
+
+    @property
+    def success(self) -> bool:
+        return self.status == "success"
 
 
 class TeacherBackend:
-    """Answers requests with the scripted teacher's next move at one table."""
+    """Answers requests with the scripted teacher's next move at one table. careful: without slips on purpose."""
 
-    def __init__(self, table: PackingTable, seed: int) -> None:
-        self._teacher = Teacher(table, seed)
+    def __init__(self, table: PackingTable, seed: int, careful: bool = False) -> None:
+        self._teacher = Teacher(table, seed, careful)
         self.responses: list[Message] = []
 
     def complete(self, request: Mapping[str, Any], sampling: Sampling, name: str, seed: int) -> Reply:
@@ -58,15 +62,17 @@ def training_specs(tasks: Sequence[str], episodes: int, seed: int) -> list[Spec]
     return [Spec(task, state, attempt) for (task, state), attempt in order[:episodes]]
 
 
-def demonstrate(table: PackingTable, spec: Spec, limits: Limits, keep_exchanges: int, seed: int) -> Demonstration:
+def demonstrate(
+    table: PackingTable, spec: Spec, limits: Limits, keep_exchanges: int, seed: int, careful: bool = False
+) -> Demonstration:
     """One episode of the teacher with its memory."""
     log = RecordLog()
     harness = ToolHarness(table, limits, keep_exchanges, recall)
-    backend = TeacherBackend(table, stable_hash(f"{seed}/{spec.episode}"))
+    backend = TeacherBackend(table, stable_hash(f"{seed}/{spec.episode}"), careful)
     recorder = Recorder(backend, log, -1, Sampling(), seed)
     chat = lambda request: completion_body(*recorder.call(spec.episode, request))  # noqa: E731
     ended = harness.run(spec.task, spec.initial_state, spec.attempt, chat)
-    return Demonstration(spec, tuple(log.records()), tuple(backend.responses), ended.status == "success")
+    return Demonstration(spec, tuple(log.records()), tuple(backend.responses), ended.status)
 
 
 def corpus(demonstrations: Sequence[Demonstration]) -> list[str]:

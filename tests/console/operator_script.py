@@ -26,6 +26,12 @@ class Page:
         assert "http://" in line, line
         self.port = int(line.rsplit(":", 1)[1].strip().rstrip("/"))
 
+    def __enter__(self) -> Page:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.kill()
+
     def ask(self, path: str, body: Any = None) -> tuple[int, dict[str, Any]]:
         return ask(self.port, path, body)
 

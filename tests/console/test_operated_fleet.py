@@ -46,11 +46,12 @@ def fleet(tmp_path: Path, tapes: Path, request: pytest.FixtureRequest) -> Iterat
         made.close()
 
 
-def open_page(fleet: GhostFleet) -> Page:
-    page = Page(fleet.run_dir.parent, fleet.run_dir.name)
-    for station in fleet.stations:
-        page.wait_state(station, "waiting for start")
-    return page
+@pytest.fixture
+def page(fleet: GhostFleet) -> Iterator[Page]:
+    with Page(fleet.run_dir.parent, fleet.run_dir.name) as page:
+        for station in fleet.stations:
+            page.wait_state(station, "waiting for start")
+        yield page
 
 
 def play(page: Page, station: str) -> str:
@@ -81,99 +82,80 @@ def stored(fleet: GhostFleet) -> dict[str, tuple[str, str, str]]:
     [(), ("--config.bus.tcp_host=127.0.0.1", f"--config.bus.tcp_port={PORT}", "--config.bus.keys={keys}")],
     indirect=True, ids=["ipc", "curve"],
 )  # fmt: skip
-def test_labels_of_the_page_arrive_in_the_stores(fleet: GhostFleet) -> None:
-    page = open_page(fleet)
-    try:
-        said = {}
-        for outcome, reason in (("failure", ""), ("success", ""), ("discard", "a bad reset")):
-            for station in fleet.stations:
-                episode = play(page, station)
-                page.order("label", episode=episode, outcome=outcome, reason=reason)
-                assert labels(fleet)[episode] == (outcome, "ann", reason), "confirmed before it was on disk"
-                said[episode] = (outcome, "ann", reason)
-        wait(lambda: stored(fleet) == said, "the labelled episodes in the stores", 40)
-        for episode in said:
-            status, answer = page.ask("/api/label", {"episode": episode, "outcome": "success", "author": "bob"})
-            assert status == 409 and episode in answer["error"] and "ann" in answer["error"], answer
-        assert fleet.stop() == 0
-    finally:
-        page.kill()
+def test_labels_of_the_page_arrive_in_the_stores(fleet: GhostFleet, page: Page) -> None:
+    said = {}
+    for outcome, reason in (("failure", ""), ("success", ""), ("discard", "a bad reset")):
+        for station in fleet.stations:
+            episode = play(page, station)
+            page.order("label", episode=episode, outcome=outcome, reason=reason)
+            assert labels(fleet)[episode] == (outcome, "ann", reason), "confirmed before it was on disk"
+            said[episode] = (outcome, "ann", reason)
+    wait(lambda: stored(fleet) == said, "the labelled episodes in the stores", 40)
+    for episode in said:
+        status, answer = page.ask("/api/label", {"episode": episode, "outcome": "success", "author": "bob"})
+        assert status == 409 and episode in answer["error"] and "ann" in answer["error"], answer
+    assert fleet.stop() == 0
     census = take_census(fleet.run_dir)
     assert census.clean and census.labelled == 6, census
 
 
 @pytest.mark.slow
-def test_an_undone_label_is_given_again_and_a_killed_page_and_desk_lose_none(fleet: GhostFleet) -> None:
-    page = open_page(fleet)
-    try:
-        first, second = play(page, "robot-00"), play(page, "robot-01")
-        page.order("label", episode=first, outcome="success")
-        page.order("undo", episode=first)
-        assert first not in labels(fleet)
-        page.order("label", episode=first, outcome="failure")
-        page.kill()
-        os.kill(fleet.worker("desk")[1], signal.SIGKILL)
-        page = Page(fleet.run_dir.parent, fleet.run_dir.name)
+def test_an_undone_label_is_given_again_and_a_killed_page_and_desk_lose_none(fleet: GhostFleet, page: Page) -> None:
+    first, second = play(page, "robot-00"), play(page, "robot-01")
+    page.order("label", episode=first, outcome="success")
+    page.order("undo", episode=first)
+    assert first not in labels(fleet)
+    page.order("label", episode=first, outcome="failure")
+    page.kill()
+    os.kill(fleet.worker("desk")[1], signal.SIGKILL)
+    with Page(fleet.run_dir.parent, fleet.run_dir.name) as page:
         wait(lambda: page.episodes().get(first, {}).get("outcome") == "failure", "the label after the kill")
         page.order("label", episode=second, outcome="success")
         status, answer = page.ask("/api/undo", {"episode": "none-such", "author": "ann"})
         assert status == 404 and "none-such" in answer["error"]
         wait(lambda: set(stored(fleet)) == {first, second}, "both episodes in the stores", 40)
         assert stored(fleet)[first][0] == "failure" and stored(fleet)[second][0] == "success"
-    finally:
-        page.kill()
 
 
 @pytest.mark.slow
-def test_the_emergency_stop_acts_at_once_and_holds_until_its_release(fleet: GhostFleet) -> None:
-    page = open_page(fleet)
-    try:
-        page.order("start", station="robot-00")
-        page.wait_state("robot-00", "running")
-        pressed_s = time.monotonic()
-        page.order("stop", stations=["robot-00"])
-        page.wait_state("robot-00", "emergency stop", 5)
-        assert time.monotonic() - pressed_s < 1.0
-        status, answer = page.ask("/api/start", {"station": "robot-00", "author": "ann"})
-        assert status == 409 and "release it first" in answer["error"]
-        os.kill(fleet.worker("desk")[1], signal.SIGKILL)  # no process may forget a stop
-        os.kill(fleet.worker("robot-00")[1], signal.SIGKILL)
-        wait(lambda: fleet.worker("desk")[1] and fleet.worker("robot-00")[1], "both back")
-        page.wait_state("robot-00", "emergency stop")
-        play(page, "robot-01")
-        page.order("release", stations=[])
-        page.wait_state("robot-00", "waiting for start")
-        assert play(page, "robot-00")
-    finally:
-        page.kill()
+def test_the_emergency_stop_acts_at_once_and_holds_until_its_release(fleet: GhostFleet, page: Page) -> None:
+    page.order("start", station="robot-00")
+    page.wait_state("robot-00", "running")
+    pressed_s = time.monotonic()
+    page.order("stop", stations=["robot-00"])
+    page.wait_state("robot-00", "emergency stop", 5)
+    assert time.monotonic() - pressed_s < 1.0
+    status, answer = page.ask("/api/start", {"station": "robot-00", "author": "ann"})
+    assert status == 409 and "release it first" in answer["error"]
+    os.kill(fleet.worker("desk")[1], signal.SIGKILL)  # no process may forget a stop
+    os.kill(fleet.worker("robot-00")[1], signal.SIGKILL)
+    wait(lambda: fleet.worker("desk")[1] and fleet.worker("robot-00")[1], "both back")
+    page.wait_state("robot-00", "emergency stop")
+    page.wait_state("robot-01", "waiting for start")
+    play(page, "robot-01")
+    page.order("release", stations=[])
+    page.wait_state("robot-00", "waiting for start")
+    assert play(page, "robot-00")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("fleet", [("--config.fleet.label_deadline_s=3",)], indirect=True)
-def test_nobody_labels(fleet: GhostFleet) -> None:
-    page = open_page(fleet)
-    try:
-        episode = play(page, "robot-00")
-        wait(lambda: page.episodes().get(episode, {}).get("reason") == "no label", "the discard", 10)
-        page.wait_state("robot-00", "waiting for start")
-        wait(lambda: stored(fleet) == {episode: ("discard", "deadline", "no label")}, "the discard in the store", 30)
-    finally:
-        page.kill()
+def test_nobody_labels(fleet: GhostFleet, page: Page) -> None:
+    episode = play(page, "robot-00")
+    wait(lambda: page.episodes().get(episode, {}).get("reason") == "no label", "the discard", 10)
+    page.wait_state("robot-00", "waiting for start")
+    wait(lambda: stored(fleet) == {episode: ("discard", "deadline", "no label")}, "the discard in the store", 30)
 
 
 @pytest.mark.slow
-def test_a_label_ends_the_episode_that_runs_and_a_worker_may_die_before_it(fleet: GhostFleet) -> None:
-    page = open_page(fleet)
-    try:
-        page.order("start", station="robot-00")
-        running = page.wait_state("robot-00", "running")["episode"]
-        page.order("label", episode=running, outcome="failure")
-        finished = play(page, "robot-01")
-        os.kill(fleet.worker("robot-01")[1], signal.SIGKILL)
-        wait(lambda: fleet.worker("robot-01")[1], "the worker")
-        page.wait_state("robot-01", "waiting for start")
-        page.order("label", episode=finished, outcome="success")
-        wait(lambda: set(stored(fleet)) == {running, finished}, "both episodes in the stores", 40)
-        assert stored(fleet)[running][0] == "failure"
-    finally:
-        page.kill()
+def test_a_label_ends_the_episode_that_runs_and_a_worker_may_die_before_it(fleet: GhostFleet, page: Page) -> None:
+    page.order("start", station="robot-00")
+    running = page.wait_state("robot-00", "running")["episode"]
+    page.order("label", episode=running, outcome="failure")
+    finished = play(page, "robot-01")
+    os.kill(fleet.worker("robot-01")[1], signal.SIGKILL)
+    wait(lambda: fleet.worker("robot-01")[1], "the worker")
+    page.wait_state("robot-01", "waiting for start")
+    page.order("label", episode=finished, outcome="success")
+    wait(lambda: set(stored(fleet)) == {running, finished}, "both episodes in the stores", 40)
+    assert stored(fleet)[running][0] == "failure"

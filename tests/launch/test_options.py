@@ -39,6 +39,11 @@ def test_a_value_whose_name_only_begins_like_a_flag_is_no_contradiction() -> Non
     assert found.returncode == 2 and "disagree" not in found.stderr and "nolab.robots" in found.stderr
 
 
+def test_an_unknown_labeller_is_named() -> None:
+    found = run_fleet("--config=phone_packaging_state", "--config.fleet.labels=operater")
+    assert found.returncode == 2 and "'operater': expected simulator or operator" in found.stderr
+
+
 def test_unknown_config_on_the_command_line() -> None:
     found = run_fleet("--config=phone_pakaging")
     assert found.returncode == 2 and "Did you mean phone_packaging" in found.stderr

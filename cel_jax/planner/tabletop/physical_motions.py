@@ -38,12 +38,8 @@ class TableWork(Handwork):
     def _noise(self) -> np.ndarray:
         return np.array([*self._luck.normal(0.0, NOISE_M, 2), 0.0])
 
-    def _move_up(self, arm: int, speed: float = 1.0) -> Motion:
-        at = self._hands.position[arm]
-        return self._hands.move(arm, np.array([at[0], at[1], max(at[2], CARRY_Z)]), speed=speed)
-
     def _retire(self, arm: int) -> Motion:
-        yield from self._move_up(arm)
+        yield from self._rise(arm, CARRY_Z)
         yield from self._go_home(arm)
 
     # Grasping ----------------------------------------------------------------------------------------------------
@@ -57,7 +53,7 @@ class TableWork(Handwork):
 
     def lift(self, arm: int) -> Motion:
         """Straight up, with whatever is between the fingers."""
-        yield from self._move_up(arm, 0.6)
+        yield from self._rise(arm, CARRY_Z, 0.6)
         yield from wait(0.2)
 
     def let_go(self, arm: int) -> Motion:
@@ -82,7 +78,7 @@ class TableWork(Handwork):
         """Over whatever stands on the table, then along the fingers."""
         before = position - 0.10 * rotation[:, 2]
         above = np.array([before[0], before[1], max(before[2], HOVER_Z)])
-        yield from self._move_up(arm)
+        yield from self._rise(arm, CARRY_Z)
         yield from together(self._hands.move(arm, above, rotation), self._hands.grip(arm, opening))
         yield from self._hands.move(arm, before)
         yield from self._hands.move(arm, position, speed=0.7)
@@ -100,7 +96,7 @@ class TableWork(Handwork):
             return
         yield from self._lower(arm, part, goal)
         yield from self._hands.grip(arm, float(self._facts.opening[arm]) + RELEASE_GAP, 0.15)
-        yield from self._move_up(arm)
+        yield from self._rise(arm, CARRY_Z)
         if part == "lid" and spot != "tray":
             yield from self._press_lid(arm)
         yield from self._retire(arm)
@@ -140,7 +136,7 @@ class TableWork(Handwork):
         return min(poses, key=cost)
 
     def _carry(self, arm: int, part: str, goal: np.ndarray, yaw: float) -> Motion:
-        yield from self._move_up(arm, 0.6)
+        yield from self._rise(arm, CARRY_Z, 0.6)
         target, rotation = self._level_pose(arm, part, goal, yaw)
         yield from self._hands.move(arm, np.array([target[0], target[1], CARRY_Z - 0.03]), rotation, 0.5)
         yield from wait(0.1)

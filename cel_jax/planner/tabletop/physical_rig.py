@@ -13,7 +13,7 @@ from cel_jax.planner.tabletop import physical_scene as P
 from cel_jax.planner.tabletop.packing import Part
 from cel_jax.robots.sim import layout as L
 from cel_jax.robots.sim import parts as sim_parts
-from cel_jax.robots.sim import scene
+from cel_jax.robots.sim import scene, turns
 from cel_jax.robots.sim.calibration import CalibrationSpread, RobotCalibration, draw_calibration
 from cel_jax.robots.sim.driver import Driver
 from cel_jax.robots.sim.engine import mujoco
@@ -102,5 +102,4 @@ def side_of(facts: Facts, part: str) -> str:
 
 def box_turned(facts: Facts) -> bool:
     """Whether the box stands too much askew to be packed."""
-    x, y = facts.rotation[L.BOX][:2, 0]
-    return abs(float(np.arctan2(y, x))) > TURNED_RAD
+    return abs(turns.yaw_of(facts.rotation[L.BOX], 2 * np.pi)) > TURNED_RAD

@@ -48,9 +48,9 @@ class Handwork:
     def _go_home(self, arm: int) -> Motion:
         return self._hands.move(arm, self._home[0][arm], self._home[1][arm])
 
-    def _rise(self, arm: int, z: float) -> Motion:
+    def _rise(self, arm: int, z: float, speed: float = 1.0) -> Motion:
         at = self._hands.position[arm]
-        return self._hands.move(arm, np.array([at[0], at[1], max(at[2], z)]))
+        return self._hands.move(arm, np.array([at[0], at[1], max(at[2], z)]), speed=speed)
 
     def _approach(
         self, arm: int, position: np.ndarray, rotation: np.ndarray, back: np.ndarray, opening: float
